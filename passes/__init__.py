@@ -1,0 +1,1 @@
+"""The rewrite, one pass a file."""
