@@ -1,0 +1,24 @@
+#pragma once
+
+// Compressed sparse rows. Sections: row offsets (rows + 1 of offset_width), column indices
+// (nonzeros of index_width, strictly increasing within a row), values (nonzeros, the weight's
+// bits).
+
+#include "format/format.h"
+
+namespace fxsparse {
+
+extern const Format kCsrFormat;
+
+constexpr int kCsrOffsets = 0;
+constexpr int kCsrIndices = 1;
+constexpr int kCsrValues = 2;
+
+// The narrowest index that holds cols - 1, the narrowest offset that holds nonzeros.
+Width csr_index_width(uint64_t cols);
+Width csr_offset_width(uint64_t nonzeros);
+
+void csr_pack(const DenseView& dense, const Header& header, uint8_t* out);
+void csr_unpack(const PackedView& view, void* out, int64_t row_stride, int64_t col_stride);
+
+}  // namespace fxsparse

@@ -1,0 +1,155 @@
+#include <algorithm>
+#include <cinttypes>
+
+#include "error.h"
+#include "format/csr.h"
+#include "format/csr_access.h"
+#include "format/dense.h"
+#include "pool/pool.h"
+
+namespace fxsparse {
+namespace {
+
+// Calls f(begin, end) for blocks of whole strips of rows, on as many threads as pay.
+template <class F>
+void for_row_blocks(int64_t rows, int64_t bytes, F&& f) {
+  const int threads = threads_for_bytes(bytes);
+  const int64_t strips = (rows + kStripRows - 1) / kStripRows;
+  const int64_t chunks = std::min<int64_t>(strips, threads == 1 ? 1 : threads * 4);
+  if (chunks == 0) return;
+  parallel_for(threads, static_cast<int>(chunks), [&](int chunk) {
+    f(strips * chunk / chunks * kStripRows,
+      std::min(rows, strips * (chunk + 1) / chunks * kStripRows));
+  });
+}
+
+template <class Bits, class Index, class Offset>
+struct Packer {
+  const DenseView& dense;
+  uint8_t* offsets;
+  uint8_t* indices;
+  uint8_t* values;
+
+  const Bits* at(int64_t row) const {
+    return static_cast<const Bits*>(dense.data) + row * dense.row_stride;
+  }
+
+  // offsets[row + 1] = nonzeros of the row.
+  void count(int64_t begin, int64_t end) const {
+    if (!columns_are_contiguous(dense)) {
+      for (int64_t row = begin; row < end; ++row) {
+        Offset n = 0;
+        for (int64_t k = 0; k < dense.cols; ++k) n += is_nonzero(at(row)[k * dense.col_stride]);
+        store_at<Offset>(offsets, row + 1, n);
+      }
+      return;
+    }
+    for (int64_t first = begin; first < end; first += kStripRows) {
+      const int64_t n = std::min(kStripRows, end - first);
+      Offset counts[kStripRows] = {};
+      for (int64_t k = 0; k < dense.cols; ++k)
+        for (int64_t r = 0; r < n; ++r)
+          counts[r] += is_nonzero(at(first + r)[k * dense.col_stride]);
+      for (int64_t r = 0; r < n; ++r) store_at<Offset>(offsets, first + r + 1, counts[r]);
+    }
+  }
+
+  // `n` rows from `first` on, column by column. An entry is written before it is known to be
+  // nonzero and overwritten if it is not: no branch to mispredict. A row that is full takes no
+  // more, so nothing is ever written beyond its end.
+  void fill(int64_t first, int64_t n) const {
+    Offset next[kStripRows], last[kStripRows];
+    for (int64_t r = 0; r < n; ++r) {
+      next[r] = load_at<Offset>(offsets, first + r);
+      last[r] = load_at<Offset>(offsets, first + r + 1);
+    }
+    for (int64_t k = 0; k < dense.cols; ++k) {
+      for (int64_t r = 0; r < n; ++r) {
+        if (next[r] == last[r]) continue;
+        const Bits bits = at(first + r)[k * dense.col_stride];
+        store_at<Bits>(values, next[r], bits);
+        store_at<Index>(indices, next[r], static_cast<Index>(k));
+        next[r] += is_nonzero(bits);
+      }
+    }
+  }
+
+  void run() const {
+    const int64_t bytes = dense.rows * dense.cols * static_cast<int64_t>(sizeof(Bits));
+    for_row_blocks(dense.rows, bytes, [&](int64_t begin, int64_t end) { count(begin, end); });
+    Offset sum = 0;
+    store_at<Offset>(offsets, 0, 0);
+    for (int64_t row = 1; row <= dense.rows; ++row) {
+      sum += load_at<Offset>(offsets, row);
+      store_at<Offset>(offsets, row, sum);
+    }
+    const int64_t strip = columns_are_contiguous(dense) ? kStripRows : 1;
+    for_row_blocks(dense.rows, bytes, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; row += strip) fill(row, std::min(strip, end - row));
+    });
+  }
+};
+
+template <class Bits, class Index>
+void unpack_rows(const PackedView& view, Bits* out, int64_t row_stride, int64_t col_stride,
+                 int64_t begin, int64_t end) {
+  // Zeros go along the contiguous direction: whole rows, or all the columns of this block of rows.
+  if (col_stride <= row_stride) {
+    for (int64_t row = begin; row < end; ++row)
+      for (int64_t k = 0; k < view.cols; ++k) out[row * row_stride + k * col_stride] = 0;
+  } else {
+    for (int64_t k = 0; k < view.cols; ++k)
+      for (int64_t row = begin; row < end; ++row) out[row * row_stride + k * col_stride] = 0;
+  }
+  for (int64_t row = begin; row < end; ++row)
+    for (int64_t i = csr_offset(view, row); i < csr_offset(view, row + 1); ++i)
+      out[row * row_stride + load_at<Index>(view.section[kCsrIndices], i) * col_stride] =
+          load_at<Bits>(view.section[kCsrValues], i);
+}
+
+// The bytes between sections are zero, so that equal weights are equal blobs.
+void clear_padding(uint8_t* out, uint64_t begin, uint64_t end) {
+  std::fill(out + begin, out + end, uint8_t{0});
+}
+
+}  // namespace
+
+void csr_pack(const DenseView& dense, const Header& header, uint8_t* out) {
+  const Layout layout = kCsrFormat.layout(header);
+  const uint64_t nonzeros = header.nonzeros;
+  std::memcpy(out, &header, sizeof header);
+  clear_padding(
+      out,
+      layout.section[kCsrOffsets] + (header.rows + 1) * static_cast<uint64_t>(header.offset_width),
+      layout.section[kCsrIndices]);
+  clear_padding(out,
+                layout.section[kCsrIndices] + nonzeros * static_cast<uint64_t>(header.index_width),
+                layout.section[kCsrValues]);
+  clear_padding(out, layout.section[kCsrValues] + nonzeros * value_bytes(header.value),
+                layout.bytes);
+  with_bits(header.value, [&](auto bits) {
+    with_index(header.index_width, [&](auto index) {
+      with_offset(header.offset_width, [&](auto offset) {
+        Packer<decltype(bits), decltype(index), decltype(offset)>{
+            dense, out + layout.section[kCsrOffsets], out + layout.section[kCsrIndices],
+            out + layout.section[kCsrValues]}
+            .run();
+      });
+    });
+  });
+}
+
+void csr_unpack(const PackedView& view, void* out, int64_t row_stride, int64_t col_stride) {
+  with_bits(view.value, [&](auto bits) {
+    using Bits = decltype(bits);
+    with_index(view.index_width, [&](auto index) {
+      for_row_blocks(view.rows, view.rows * view.cols * static_cast<int64_t>(sizeof(Bits)),
+                     [&](int64_t begin, int64_t end) {
+                       unpack_rows<Bits, decltype(index)>(view, static_cast<Bits*>(out), row_stride,
+                                                          col_stride, begin, end);
+                     });
+    });
+  });
+}
+
+}  // namespace fxsparse
