@@ -1,0 +1,26 @@
+#pragma once
+
+// The driver: y = x Wt + bias and its transpose for any batch, on the pool. Free of torch.
+
+#include "format/format.h"
+#include "isa/dispatch.h"
+
+namespace fxsparse {
+
+struct LinearCall {
+  const Packed* packed;
+  const void* x;     // batch rows of cols() values (transposed: rows())
+  int64_t x_stride;  // between rows, in values
+  int64_t batch;
+  const void* bias;  // rows() values or null; not used when transposed
+  void* y;           // batch rows of rows() values (transposed: cols())
+  int64_t y_stride;
+  int threads;  // at most; 0: as many as the work is worth
+};
+
+// Results do not depend on the number of threads. A row of x with Inf or NaN gets the dense result:
+// NaN wherever the weight has a dropped zero at such a place.
+FXSPARSE_EXPORT void linear(const Kernel& kernel, const LinearCall& call);
+FXSPARSE_EXPORT void linear_transposed(const Kernel& kernel, const LinearCall& call);
+
+}  // namespace fxsparse

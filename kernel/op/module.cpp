@@ -1,0 +1,187 @@
+// The Python module _C: everything off the hot path. Tensors come as addresses, so that nothing
+// here depends on torch; the callers in fxsparse/ keep them alive.
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <string>
+#include <vector>
+
+#include "error.h"
+#include "format/format.h"
+#include "isa/dispatch.h"
+#include "op/linear.h"
+#include "pool/cpus.h"
+#include "pool/pool.h"
+
+namespace py = pybind11;
+
+namespace fxsparse {
+namespace {
+
+const void* pointer(uintptr_t address) { return reinterpret_cast<const void*>(address); }
+void* mutable_pointer(uintptr_t address) { return reinterpret_cast<void*>(address); }
+
+DenseView dense_view(uintptr_t data, int64_t rows, int64_t cols, int64_t row_stride,
+                     int64_t col_stride, const std::string& value) {
+  if (rows < 0 || cols < 0 || row_stride < 0 || col_stride < 0)
+    fail(
+        "dense weight: expected sizes and strides of zero or more, got %lld x %lld with %lld, %lld",
+        static_cast<long long>(rows), static_cast<long long>(cols),
+        static_cast<long long>(row_stride), static_cast<long long>(col_stride));
+  return {pointer(data), rows, cols, row_stride, col_stride, value_from_name(value.c_str())};
+}
+
+py::dict features() {
+  py::dict found;
+  for (const CpuFeature* feature = cpu_features(); feature->name != nullptr; ++feature)
+    found[feature->name] = feature->present;
+  return found;
+}
+
+std::vector<std::string> isas() {
+  std::vector<std::string> names;
+  for (int i = 0; i < kKernelLines; ++i) {
+    const KernelLine& line = kernel_lines()[i];
+    bool listed = false;
+    for (const std::string& name : names) listed |= name == line.isa_name;
+    if (isa_usable(line.isa) && !listed) names.push_back(line.isa_name);
+  }
+  return names;
+}
+
+py::list kernels() {
+  py::list list;
+  for (int i = 0; i < kKernelLines; ++i) {
+    const KernelLine& line = kernel_lines()[i];
+    for (int v = 1; v <= kValueTypes; ++v) {
+      py::dict entry;
+      entry["format"] = line.format_name;
+      entry["isa"] = line.isa_name;
+      entry["value"] = value_name(static_cast<ValueType>(v));
+      entry["usable"] = line.usable;
+      list.append(entry);
+    }
+  }
+  return list;
+}
+
+py::dict header(uintptr_t blob, int64_t bytes) {
+  const Packed packed = open_packed(pointer(blob), bytes);
+  py::dict fields;
+  fields["version"] = packed.header.version;
+  fields["format"] = packed.format->name;
+  fields["value"] = value_name(packed.header.value);
+  fields["rows"] = packed.header.rows;
+  fields["cols"] = packed.header.cols;
+  fields["nnz"] = packed.header.nonzeros;
+  fields["transposed"] = (packed.header.flags & kFlagTransposed) != 0;
+  return fields;
+}
+
+LinearCall make_call(const Packed& packed, uintptr_t x, int64_t x_stride, int64_t batch,
+                     uintptr_t y, int64_t y_stride, int threads) {
+  if (batch < 0 || threads < 0)
+    fail("run_kernel: expected batch and threads of zero or more, got %lld and %d",
+         static_cast<long long>(batch), threads);
+  LinearCall call{};
+  call.packed = &packed;
+  call.x = pointer(x);
+  call.x_stride = x_stride;
+  call.batch = batch;
+  call.y = mutable_pointer(y);
+  call.y_stride = y_stride;
+  call.threads = threads;
+  return call;
+}
+
+const Kernel& forced_kernel(const std::string& name, const Packed& packed) {
+  const Isa isa = isa_from_name(name.c_str());
+  if (!isa_usable(isa)) fail("isa: expected one that this CPU has, got %s", name.c_str());
+  return find_kernel(packed.header.format, isa, packed.view.value);
+}
+
+void run_kernel(const std::string& isa, uintptr_t blob, int64_t bytes, uintptr_t x,
+                int64_t x_stride, int64_t batch, uintptr_t bias, uintptr_t y, int64_t y_stride,
+                int threads) {
+  const Packed packed = open_packed(pointer(blob), bytes);
+  LinearCall call = make_call(packed, x, x_stride, batch, y, y_stride, threads);
+  call.bias = pointer(bias);
+  linear(forced_kernel(isa, packed), call);
+}
+
+void run_kernel_transposed(const std::string& isa, uintptr_t blob, int64_t bytes, uintptr_t grad,
+                           int64_t grad_stride, int64_t batch, uintptr_t out, int64_t out_stride,
+                           int threads) {
+  const Packed packed = open_packed(pointer(blob), bytes);
+  linear_transposed(forced_kernel(isa, packed),
+                    make_call(packed, grad, grad_stride, batch, out, out_stride, threads));
+}
+
+}  // namespace
+}  // namespace fxsparse
+
+PYBIND11_MODULE(_C, m) {
+  using namespace fxsparse;
+  using py::arg;
+  const py::call_guard<py::gil_scoped_release> no_gil;
+  m.doc() = "The compiled core of fxsparse; see kernel/op/module.cpp.";
+
+  m.def("cpu_features", &features);
+  m.def("isas", &isas, "Instruction sets usable here, best first.");
+  m.def("isa", [] { return isa_name(chosen_isa()); });
+  m.def("kernels", &kernels);
+  m.def("set_num_threads", &set_num_threads, arg("n"));
+  m.def("get_num_threads", &get_num_threads);
+  m.def("usable_cpus", &usable_cpus, arg("root") = "/");
+
+  m.def(
+      "count_nonzeros",
+      [](uintptr_t data, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride,
+         const std::string& value) {
+        return count_nonzeros(dense_view(data, rows, cols, row_stride, col_stride, value));
+      },
+      arg("ptr"), arg("rows"), arg("cols"), arg("row_stride"), arg("col_stride"), arg("value"),
+      no_gil);
+  m.def(
+      "packed_bytes",
+      [](const std::string& format, int64_t rows, int64_t cols, int64_t nnz,
+         const std::string& value) {
+        return packed_bytes(format_from_name(format.c_str()), rows, cols, nnz,
+                            value_from_name(value.c_str()));
+      },
+      arg("format"), arg("rows"), arg("cols"), arg("nnz"), arg("value"));
+  m.def(
+      "pack",
+      [](uintptr_t data, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride,
+         const std::string& value, const std::string& format, uint32_t flags, uintptr_t out,
+         int64_t out_bytes) {
+        pack(dense_view(data, rows, cols, row_stride, col_stride, value),
+             format_from_name(format.c_str()), flags, mutable_pointer(out), out_bytes);
+      },
+      arg("ptr"), arg("rows"), arg("cols"), arg("row_stride"), arg("col_stride"), arg("value"),
+      arg("format"), arg("flags"), arg("out_ptr"), arg("out_bytes"), no_gil);
+  m.def(
+      "unpack",
+      [](uintptr_t blob, int64_t bytes, uintptr_t out, int64_t row_stride, int64_t col_stride) {
+        const Packed packed = open_packed(pointer(blob), bytes);
+        packed.format->unpack(packed.view, mutable_pointer(out), row_stride, col_stride);
+      },
+      arg("blob_ptr"), arg("blob_bytes"), arg("out_ptr"), arg("row_stride"), arg("col_stride"),
+      no_gil);
+  m.def(
+      "validate",
+      [](uintptr_t blob, int64_t bytes) {
+        const Packed packed = open_packed(pointer(blob), bytes);
+        packed.format->validate(packed.view);
+      },
+      arg("blob_ptr"), arg("blob_bytes"), no_gil);
+  m.def("header", &header, arg("blob_ptr"), arg("blob_bytes"));
+
+  m.def("run_kernel", &run_kernel, arg("isa"), arg("blob_ptr"), arg("blob_bytes"), arg("x_ptr"),
+        arg("x_row_stride"), arg("batch"), arg("bias_ptr"), arg("y_ptr"), arg("y_row_stride"),
+        arg("threads"), no_gil);
+  m.def("run_kernel_transposed", &run_kernel_transposed, arg("isa"), arg("blob_ptr"),
+        arg("blob_bytes"), arg("grad_ptr"), arg("grad_row_stride"), arg("batch"), arg("out_ptr"),
+        arg("out_row_stride"), arg("threads"), no_gil);
+}
