@@ -62,7 +62,7 @@ Header make_header(FormatId format, int64_t rows, int64_t cols, int64_t nonzeros
          ", nonzeros %" PRId64,
          rows, cols, nonzeros);
   check_counts(rows, cols, nonzeros);
-  if (flags & ~kFlagTransposed) fail("packed flags: expected 0 or 1, got %" PRIu32, flags);
+  if (flags & ~kKnownFlags) fail("packed flags: expected 0 to 7, got %" PRIu32, flags);
   Header header{};
   std::memcpy(header.magic, kMagic, sizeof kMagic);
   header.version = kVersion;
@@ -94,8 +94,8 @@ Packed open_packed(const void* blob, int64_t bytes) {
   if (header.reserved[0] | header.reserved[1] | header.reserved[2])
     fail("packed reserved bytes: expected zeros, got %d %d %d", header.reserved[0],
          header.reserved[1], header.reserved[2]);
-  if (header.flags & ~kFlagTransposed)
-    fail("packed flags: expected 0 or 1, got %" PRIu32, header.flags);
+  if (header.flags & ~kKnownFlags)
+    fail("packed flags: expected 0 to 7, got %" PRIu32, header.flags);
   check_counts(header.rows, header.cols, header.nonzeros);
   const Layout layout = packed.format->layout(header);
   if (layout.bytes != static_cast<uint64_t>(bytes))

@@ -76,6 +76,8 @@ py::dict header(uintptr_t blob, int64_t bytes) {
   fields["cols"] = packed.header.cols;
   fields["nnz"] = packed.header.nonzeros;
   fields["transposed"] = (packed.header.flags & kFlagTransposed) != 0;
+  fields["is_buffer"] = (packed.header.flags & kFlagBuffer) != 0;
+  fields["requires_grad"] = (packed.header.flags & kFlagRequiresGrad) != 0;
   return fields;
 }
 
