@@ -1,4 +1,33 @@
-"""fxsparse: sparse CPU inference for pruned PyTorch models."""
+"""fxsparse: sparse CPU inference for pruned PyTorch models.
 
-from ._native import _C as _C
+>>> import fxsparse
+>>> sparse = fxsparse.compile(model)  # doctest: +SKIP
+>>> print(sparse.report)  # doctest: +SKIP
+"""
 
+from . import errors, ops
+from .compiler import compile, inspect
+from .dense import to_dense
+from .errors import CaptureError, NothingRewrittenWarning, VerificationError
+from .modules import SparseLinear
+from .report import ReportRow, RewriteReport
+from .threads import cpu_features, get_num_threads, set_num_threads
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CaptureError",
+    "NothingRewrittenWarning",
+    "ReportRow",
+    "RewriteReport",
+    "SparseLinear",
+    "VerificationError",
+    "compile",
+    "cpu_features",
+    "errors",
+    "get_num_threads",
+    "inspect",
+    "ops",
+    "set_num_threads",
+    "to_dense",
+]

@@ -1,1 +1,7 @@
-"""The rewrite, one pass a file."""
+"""The rewrite, one pass a file, in the order in which they run.
+
+``fold`` (masks become plain weights), ``normalise`` (spellings of a multiply are recognised),
+``decide`` (each weight is judged once), ``install`` (packed weights take the dense ones' places),
+``rewrite`` (graph nodes become calls of the operator). What one pass learns of a node for the next
+stands in ``node.meta[META]``, a :class:`~fxsparse.passes.record.Multiply`.
+"""

@@ -1,0 +1,49 @@
+"""What ``compile`` accepts: wrappers are taken off, the rest is one clear error."""
+
+from __future__ import annotations
+
+import torch
+
+from .state import packed_names
+
+
+def unwrap(model: object) -> torch.nn.Module:
+    """The module inside DataParallel, DistributedDataParallel and ``torch.compile`` wrappers."""
+    wrappers: tuple[type, ...] = (
+        torch.nn.DataParallel,
+        torch.nn.parallel.DistributedDataParallel,
+        torch._dynamo.eval_frame.OptimizedModule,
+    )
+    while isinstance(model, wrappers):
+        model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(
+            f"expected a Python nn.Module, got a {type(model).__name__}: compile the model before it is "
+            "scripted or traced by torch.jit"
+        )
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"expected an nn.Module, got {type(model).__name__}")
+    return model
+
+
+def check_model(model: torch.nn.Module) -> None:
+    """Raise a ``ValueError`` for a model whose weights are not plain tensors with values on the CPU."""
+    for path, module in model.named_modules():
+        if type(module).__name__ in ("FullyShardedDataParallel", "FSDPModule"):
+            raise ValueError(f"{path or 'the model'} is sharded (FSDP): gather the full model first")
+        if names := packed_names(module):
+            raise ValueError(
+                f"{f'{path}.{names[0]}'.lstrip('.')} is packed already: expected a dense model; "
+                "pass the original, or fxsparse.to_dense(module)"
+            )
+    for path, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+            raise ValueError(f"{path} has no shape yet (a lazy module): run the model once first")
+        if type(tensor).__name__ == "DTensor":
+            raise ValueError(f"{path} is sharded (a DTensor): gather the full model first")
+        if tensor.is_meta:
+            raise ValueError(f"{path} is on the meta device and has no values: load the weights first")
+        if tensor.device.type != "cpu":
+            raise ValueError(
+                f"{path} is on {tensor.device}: expected a model on the CPU; call model.cpu() first"
+            )

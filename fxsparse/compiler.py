@@ -1,0 +1,256 @@
+"""``fxsparse.compile`` and ``fxsparse.inspect``: the way of a model through the passes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.passes.infra.pass_manager import PassManager
+
+from .capture import Captured
+from .capture import capture as capture_model
+from .check import check_model, unwrap
+from .clone import share_clone
+from .errors import NothingRewrittenWarning
+from .memory import module_bytes, release_free_memory
+from .options import Options, check_capture
+from .passes.collect import collect, graphs
+from .passes.decide import decide
+from .passes.fold import fold_masks, has_masks
+from .passes.install import Installer
+from .passes.record import Decision, Weight
+from .passes.rewrite import Rewrite, mark
+from .report import RewriteReport
+from .rows import report_row
+from .verify import Reference, check_inputs
+
+
+def compile(
+    model: torch.nn.Module,
+    example_inputs: tuple | dict | None = None,
+    *,
+    threshold: float = 0.5,
+    include: Sequence[str] | None = None,
+    exclude: Sequence[str] = (),
+    min_elements: int = 4096,
+    values: torch.dtype | None = None,
+    batch_hint: int | None = None,
+    threads: int | Mapping[str, int] | None = None,
+    capture: str = "auto",
+    prefer: str = "memory",
+    inplace: bool = False,
+    verify: bool | None = None,
+) -> torch.nn.Module:
+    """Pack the sparse weights of a pruned model and replace the multiplies by them.
+
+    Args:
+        model: any ``nn.Module`` with its weights on the CPU. DataParallel, DDP and ``torch.compile``
+            wrappers are taken off; pruning masks of ``torch.nn.utils.prune`` are folded.
+        example_inputs: a tuple of positional or a dict of keyword inputs, to verify the result on
+            (and to trust a trace of a model with optional arguments).
+        threshold: a weight is a candidate when its fraction of exact zeros is at least this.
+        include, exclude: ``fnmatch`` patterns on weight paths (``encoder.*.weight``).
+        min_elements: smaller weights stay dense; 0 considers all.
+        values: storage type of the nonzeros; only ``None``, the weight's own, is available yet.
+        batch_hint: the number of rows typically multiplied at once; with ``prefer="latency"`` a
+            weight is judged at this batch.
+        threads: the most threads a node uses: one number, or numbers by weight path pattern.
+            ``None`` gives each call as many as its work is worth. ``set_num_threads`` caps all.
+        capture: ``"auto"``, ``"trace"`` (a GraphModule, or an error that says why its trace cannot
+            be trusted), ``"modules"`` (the model's class is kept); ``"export"`` is not available yet.
+        prefer: ``"memory"`` packs every candidate that shrinks; ``"latency"`` keeps those dense that
+            are expected to be slower packed.
+        inplace: rewrite ``model``'s own modules and free each dense weight as soon as it is packed.
+            Otherwise ``model`` stays as it is, and shares with the result what was not rewritten.
+        verify: compare with the dense model on ``example_inputs``; ``None``: where they are given.
+
+    Returns:
+        A ``GraphModule`` where the whole model can be traced and the trace trusted, otherwise a
+        module of the model's class. Its ``report`` says what became of each weight. Where nothing
+        was rewritten, ``model`` itself, with a :class:`NothingRewrittenWarning`.
+
+    Raises:
+        TypeError, ValueError: a model or an option that is not understood.
+        NotImplementedError: an option that is not available yet.
+        CaptureError: ``capture="trace"`` cannot be trusted, or the model cannot be copied.
+        VerificationError: the result differs from the dense model on ``example_inputs``.
+
+    Example:
+        >>> sparse = fxsparse.compile(model)  # doctest: +SKIP
+        >>> print(sparse.report)  # doctest: +SKIP
+        >>> y = sparse(x)  # doctest: +SKIP
+    """
+    request = _Request.checked(
+        model,
+        example_inputs,
+        threshold=threshold,
+        include=include,
+        exclude=exclude,
+        min_elements=min_elements,
+        values=values,
+        batch_hint=batch_hint,
+        threads=threads,
+        capture=capture,
+        prefer=prefer,
+        verify=verify,
+    )
+    model = request.model
+    if not inplace:
+        plan = request.rehearse()
+    else:
+        if has_masks(model):
+            request.rehearse()  # errors come before the masks are folded
+        fold_masks(model)
+        plan = request.plan(model, inplace=True)
+    if not any(decision.sparse for decision in plan.decisions):
+        report = plan.report(plan.captured.root)
+        _attach(model, report)
+        warnings.warn(f"nothing was rewritten: {_why_nothing(report)}", NothingRewrittenWarning, stacklevel=2)
+        return model
+    result = _apply(plan)
+    report = plan.report(result)
+    _attach(result, report)
+    if request.reference is not None:
+        request.reference.check(result)
+    release_free_memory()
+    return result
+
+
+def inspect(
+    model: torch.nn.Module, example_inputs: tuple | dict | None = None, **options: Any
+) -> RewriteReport:
+    """The report of :func:`compile` with the same options, as a dry run: nothing is changed or packed."""
+    options.pop("inplace", None)
+    request = _Request.checked(model, example_inputs, **options)
+    return request.rehearse().report()
+
+
+@dataclass
+class _Request:
+    """A checked call: the unwrapped model, the options, and the model's output on its inputs."""
+
+    model: torch.nn.Module
+    options: Options
+    capture: str
+    reference: Reference | None
+
+    @classmethod
+    def checked(
+        cls,
+        model: object,
+        example_inputs: object = None,
+        *,
+        capture: str = "auto",
+        verify: bool | None = None,
+        **options: Any,
+    ) -> _Request:
+        check_capture(capture)
+        checked = Options.checked(**options)
+        inputs = check_inputs(example_inputs)
+        if verify and inputs is None:
+            raise ValueError("verify=True: expected example_inputs to verify on, got none")
+        unwrapped = unwrap(model)
+        check_model(unwrapped)
+        wanted = inputs is not None and verify is not False
+        return cls(unwrapped, checked, capture, Reference(unwrapped, inputs) if wanted else None)
+
+    def rehearse(self) -> _Plan:
+        """The plan for a copy of the model that shares its weights."""
+        copy = share_clone(self.model)
+        fold_masks(copy)
+        return self.plan(copy, inplace=False)
+
+    def plan(self, own: torch.nn.Module, inplace: bool) -> _Plan:
+        """Capture and decide. Changes ``own`` at most in that parts of it become graphs."""
+        equals = self.reference.equals if self.reference else None
+        captured = capture_model(own, self.capture, inplace, equals)
+        weights = collect(captured.root, captured.trees)
+        paths = [path for weight in weights for path in (weight.path, *weight.aliases)]
+        self.options.check_patterns(paths)
+        for weight in weights:
+            _warn_of_conflicts(weight, self.options)
+        decisions = [decide(weight, self.options) for weight in weights]
+        return _Plan(captured, weights, decisions, module_bytes(captured.root))
+
+
+@dataclass
+class _Plan:
+    """A captured model and what is to become of each of its weights."""
+
+    captured: Captured
+    weights: list[Weight]
+    decisions: list[Decision]
+    dense_bytes: int
+
+    def report(self, result: torch.nn.Module | None = None) -> RewriteReport:
+        """The report; its bytes are counted in ``result`` where that is given, and must agree."""
+        rows = [report_row(weight, decision) for weight, decision in zip(self.weights, self.decisions)]
+        stored = self.dense_bytes - sum(row.saved_bytes for row in rows)
+        if result is not None and module_bytes(result) != stored:
+            raise RuntimeError(
+                f"fxsparse is wrong about bytes: the report says {stored}, the module holds "
+                f"{module_bytes(result)}. Please report this with the model's structure"
+            )
+        return RewriteReport(
+            rows=rows,
+            dense_bytes=self.dense_bytes,
+            stored_bytes=stored,
+            candidates=sum(decision.candidate for decision in self.decisions),
+            capture="trace" if isinstance(self.captured.root, fx.GraphModule) else "modules",
+            note=self.captured.note,
+        )
+
+
+def _apply(plan: _Plan) -> torch.nn.Module:
+    """Install the packed weights one by one, then rewrite the graphs.
+
+    After an error every weight is dense or packed, and each graph says which.
+    """
+    installer = Installer(plan.captured.trees)
+    try:
+        for weight, decision in zip(plan.weights, plan.decisions):
+            if decision.sparse:
+                installer.install(weight, decision)
+                mark(weight, decision)
+    finally:
+        for _, graph_module in graphs(plan.captured.trees[0]):
+            PassManager([Rewrite()])(graph_module)
+            graph_module.recompile()
+    return installer.trees[0]
+
+
+def _attach(module: torch.nn.Module, report: RewriteReport) -> None:
+    module.report = report
+    if isinstance(module, fx.GraphModule):  # fx keeps on deepcopy what is named here
+        module.meta.setdefault("_user_preserved_attributes", {})["report"] = report
+
+
+def _warn_of_conflicts(weight: Weight, options: Options) -> None:
+    chosen, found = options.threads_for([weight.path, *weight.aliases])
+    if len(found) > 1:
+        warnings.warn(
+            f"threads: patterns give {weight.path!r} different numbers {sorted(found)}; {chosen} is used",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def _why_nothing(report: RewriteReport) -> str:
+    if not report.rows:
+        return "the model has no weights of linear, matmul, attention, convolution or recurrent layers"
+    if not report.candidates:
+        most = max(report.rows, key=lambda row: row.sparsity)
+        return (
+            f"none of {len(report.rows)} weights is at or above the threshold; the sparsest, {most.path!r}, "
+            f"has {100 * most.sparsity:.1f} % zeros"
+        )
+    first = next(row for row in report.rows if row.reason and row.sparsity >= 0)
+    for row in report.rows:
+        if row.status == "dense" and "below the threshold" not in row.reason:
+            first = row
+            break
+    return f"{report.candidates} candidates stay dense, for example {first.path!r}: {first.reason}"

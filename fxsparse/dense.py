@@ -1,0 +1,108 @@
+"""``fxsparse.to_dense``: the way back."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+from torch.fx.passes.infra.pass_manager import PassManager
+
+from . import ops
+from .clone import share_clone
+from .modules import SparseLinear
+from .packing import SUFFIX, header, unpack
+from .state import _receive, packed_names
+from .weight_view import WeightView
+
+
+def to_dense(module: torch.nn.Module) -> torch.nn.Module:
+    """The same kind of module with dense weights, bit for bit, under the original ``state_dict`` keys.
+
+    ``module`` stays as it is and shares no memory with the result. Tied weights stay tied.
+    """
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"expected an nn.Module, got {type(module).__name__}")
+    packed = [m._buffers[name] for m in module.modules() for name in packed_names(m)]
+    copy = share_clone(module, also=[p for p in packed if p is not None], share_parameters=False)
+    dense: dict[int, torch.Tensor] = {}
+    for graph_module in [m for m in copy.modules() if isinstance(m, fx.GraphModule)]:
+        PassManager([Densify()])(graph_module)
+    root = _restore(copy, dense, {})
+    for graph_module in [m for m in root.modules() if isinstance(m, fx.GraphModule)]:
+        graph_module.recompile()
+    return root
+
+
+class Densify(PassBase):
+    """Turns calls of the operator back into ``F.linear`` with a dense weight."""
+
+    def call(self, graph_module: fx.GraphModule) -> PassResult:
+        graph, modified = graph_module.graph, False
+        for node in list(graph.nodes):
+            if node.op != "call_function" or node.target is not ops.linear:
+                continue
+            x, packed, bias = node.args[:3]
+            assert isinstance(packed, fx.Node)
+            buffer = graph_module.get_buffer(str(packed.target))
+            with graph.inserting_before(node):
+                weight = graph.create_node("get_attr", str(packed.target).removesuffix(SUFFIX))
+                if header(buffer).transposed:
+                    weight = graph.call_method("t", (weight,))
+                new = graph.call_function(torch.nn.functional.linear, (x, weight, bias))
+            node.replace_all_uses_with(new)
+            graph.erase_node(node)
+            if not packed.users:
+                graph.erase_node(packed)
+            modified = True
+        return PassResult(graph_module, modified)
+
+
+def _restore(
+    module: torch.nn.Module, dense: dict[int, torch.Tensor], done: dict[int, torch.nn.Module]
+) -> torch.nn.Module:
+    """Replace packed weights below ``module``; returns what stands in its place."""
+    if id(module) in done:
+        return done[id(module)]
+    if isinstance(module, SparseLinear):
+        done[id(module)] = _linear(module, dense)
+        return done[id(module)]
+    done[id(module)] = module
+    for name in packed_names(module):
+        packed = module._buffers.pop(name)
+        assert packed is not None
+        attribute = name.removesuffix(SUFFIX)
+        if isinstance(module.__dict__.get(attribute), WeightView):
+            del module.__dict__[attribute]
+        weight = _weight(packed, dense)
+        if isinstance(weight, torch.nn.Parameter):
+            module.register_parameter(attribute, weight)
+        else:
+            module.register_buffer(attribute, weight)
+        for key, hook in list(module._load_state_dict_pre_hooks.items()):
+            if getattr(hook, "hook", None) is _receive:
+                del module._load_state_dict_pre_hooks[key]
+    for name, child in module._modules.items():
+        if child is not None:
+            module._modules[name] = _restore(child, dense, done)
+    return module
+
+
+def _weight(packed: torch.Tensor, dense: dict[int, torch.Tensor]) -> torch.Tensor:
+    if packed.data_ptr() not in dense:
+        head, weight = header(packed), unpack(packed)
+        if not head.is_buffer:
+            weight = torch.nn.Parameter(weight, requires_grad=head.requires_grad)
+        dense[packed.data_ptr()] = weight
+    return dense[packed.data_ptr()]
+
+
+def _linear(sparse: SparseLinear, dense: dict[int, torch.Tensor]) -> torch.nn.Linear:
+    linear = torch.nn.utils.skip_init(torch.nn.Linear, 1, 1, bias=False)
+    linear.in_features, linear.out_features = sparse.in_features, sparse.out_features
+    linear.weight = _weight(sparse.weight_packed, dense)  # type: ignore[assignment]
+    linear.bias = sparse.bias
+    own = {"weight_dtype", "threads", "_buffers", "_parameters", "_load_state_dict_pre_hooks"}
+    for key, value in sparse.__dict__.items():
+        if key not in own:
+            linear.__dict__[key] = value
+    return linear

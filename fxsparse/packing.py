@@ -1,0 +1,127 @@
+"""Packed weights: from a dense tensor to one ``uint8`` tensor and back.
+
+A packed weight is a plain 1-D ``uint8`` tensor (a header that describes it, then index and value
+streams), so that ``state_dict``, ``deepcopy``, ``torch.save`` and ``torch.export`` need to know
+nothing of it. Its layout is defined once, in ``kernel/format``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ._native import _C
+
+#: A weight at path ``P`` that was packed is the buffer ``P + SUFFIX``.
+SUFFIX = "_packed"
+
+_NAMES = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+#: The dtypes a weight can be packed from.
+DTYPES = frozenset(_NAMES)
+
+# Bits of the header's flags (kernel/format/types.h): what the dense weight was, for the way back.
+_TRANSPOSED, _BUFFER, _REQUIRES_GRAD = 1, 2, 4
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a packed weight says of itself.
+
+    ``shape`` is ``(out_features, in_features)`` of the multiply ``y = x @ W.T``; ``transposed`` says
+    that the dense weight was stored as ``(in_features, out_features)``.
+    """
+
+    format: str
+    dtype: torch.dtype
+    shape: tuple[int, int]
+    nnz: int
+    transposed: bool
+    is_buffer: bool
+    requires_grad: bool
+
+
+def count_nonzeros(weight: torch.Tensor) -> int:
+    """Number of elements that are not (plus or minus) zero; NaN counts as nonzero."""
+    rows, cols = weight.shape
+    return _C.count_nonzeros(weight.data_ptr(), rows, cols, *weight.stride(), _NAMES[weight.dtype])
+
+
+def packed_bytes(shape: tuple[int, int], nnz: int, dtype: torch.dtype, format: str = "csr") -> int:
+    """Bytes of the packed form of an ``(out, in)`` weight with ``nnz`` nonzeros, header included."""
+    return _C.packed_bytes(format, *shape, nnz, _NAMES[dtype])
+
+
+def pack(
+    weight: torch.Tensor, *, transposed: bool = False, is_buffer: bool = False, format: str = "csr"
+) -> torch.Tensor:
+    """Pack a dense 2-D weight of ``(out, in)``, or of ``(in, out)`` where ``transposed``.
+
+    Returns a 1-D ``uint8`` tensor. Values keep their bits; -0.0 is stored as a zero. Nothing but
+    the result is allocated.
+    """
+    if weight.dim() != 2 or weight.layout != torch.strided or weight.dtype not in DTYPES:
+        raise ValueError(
+            "expected a dense 2-D weight of dtype float32, float64, bfloat16 or float16, "
+            f"got {weight.dim()}-D {weight.layout} {weight.dtype}"
+        )
+    flags = _TRANSPOSED * transposed | _BUFFER * is_buffer | _REQUIRES_GRAD * weight.requires_grad
+    rows, cols, name = *weight.shape, _NAMES[weight.dtype]
+    strides = weight.stride()
+    if transposed:
+        rows, cols, strides = cols, rows, strides[::-1]
+    nnz = _C.count_nonzeros(weight.data_ptr(), rows, cols, *strides, name)
+    packed = torch.empty(_C.packed_bytes(format, rows, cols, nnz, name), dtype=torch.uint8)
+    _C.pack(
+        weight.data_ptr(), rows, cols, *strides, name, format, flags, packed.data_ptr(), packed.numel()
+    )
+    return packed
+
+
+def header(packed: torch.Tensor) -> Header:
+    """Read a packed weight's header; a ``ValueError`` where sizes do not fit together."""
+    _check_container(packed)
+    fields = _C.header(packed.data_ptr(), packed.numel())
+    return Header(
+        format=fields["format"],
+        dtype=_DTYPES[fields["value"]],
+        shape=(fields["rows"], fields["cols"]),
+        nnz=fields["nnz"],
+        transposed=fields["transposed"],
+        is_buffer=fields["is_buffer"],
+        requires_grad=fields["requires_grad"],
+    )
+
+
+def validate(packed: torch.Tensor) -> Header:
+    """Check sizes, offsets and every index of a packed weight; values are left untouched.
+
+    Raises a ``ValueError`` that names the field. What passes can be multiplied safely.
+    """
+    _check_container(packed)
+    _C.validate(packed.data_ptr(), packed.numel())
+    return header(packed)
+
+
+def unpack(packed: torch.Tensor) -> torch.Tensor:
+    """The dense weight, bit for bit, in the shape it had before packing (-0.0 comes back as 0.0)."""
+    head = header(packed)
+    dense = torch.ops.fxsparse.unpack(packed, *head.shape, head.dtype)
+    return dense.t().contiguous() if head.transposed else dense
+
+
+def _check_container(packed: torch.Tensor) -> None:
+    if packed.dtype != torch.uint8 or packed.dim() != 1 or packed.device.type != "cpu":
+        raise ValueError(
+            "expected a packed weight (a 1-D uint8 tensor on the CPU), "
+            f"got {packed.dim()}-D {packed.dtype} on {packed.device}"
+        )
+    if not packed.is_contiguous():
+        raise ValueError("expected a contiguous packed weight, got a strided view: call .contiguous()")

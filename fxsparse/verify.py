@@ -1,0 +1,118 @@
+"""Runs a model on example inputs and compares results, touching neither the model nor the inputs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from .clone import share_clone
+from .errors import VerificationError
+from .state import packed_names
+
+Inputs = tuple[Any, ...] | dict[str, Any]
+
+_TOLERANCE = 1e-3
+_TOLERANCE_16_BIT = 3e-2
+
+
+def check_inputs(example_inputs: object) -> Inputs | None:
+    """``example_inputs`` as given, or a ``TypeError``."""
+    if example_inputs is None or isinstance(example_inputs, (tuple, dict)):
+        return example_inputs
+    raise TypeError(
+        "example_inputs: expected a tuple of positional or a dict of keyword inputs, "
+        f"got {type(example_inputs).__name__}" + (": write (x,)" if isinstance(example_inputs, torch.Tensor) else "")
+    )
+
+
+def run(model: torch.nn.Module, inputs: Inputs) -> Any:
+    """The output of a copy of ``model`` on copies of ``inputs``, with a fixed random seed."""
+    packed = [module._buffers[name] for module in model.modules() for name in packed_names(module)]
+    copy = share_clone(model, also=[buffer for buffer in packed if buffer is not None])
+    inputs = tree_map_only(torch.Tensor, torch.clone, inputs)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return copy(**inputs) if isinstance(inputs, dict) else copy(*inputs)
+
+
+class Reference:
+    """The model's own output on the example inputs, made once before anything is changed."""
+
+    def __init__(self, model: torch.nn.Module, inputs: Inputs) -> None:
+        self.inputs = inputs
+        try:
+            self.output = run(model, inputs)
+        except Exception as error:
+            raise ValueError(
+                f"example_inputs: {type(model).__name__} itself fails on them: {type(error).__name__}: {error}"
+            ) from error
+
+    def equals(self, candidate: torch.nn.Module) -> bool:
+        """Whether ``candidate`` gives the same output."""
+        try:
+            self.check(candidate)
+        except Exception:
+            return False
+        return True
+
+    def check(self, candidate: torch.nn.Module) -> None:
+        """Raise :class:`VerificationError` where ``candidate`` gives another output."""
+        for where, problem in differences(run(candidate, self.inputs), self.output, "output"):
+            raise VerificationError(
+                f"the compiled module differs from the dense model on example_inputs at {where}: {problem}"
+            )
+
+
+def differences(got: Any, expected: Any, where: str) -> Iterator[tuple[str, str]]:
+    """Where and how two outputs differ: structure, shapes, dtypes, then values."""
+    if type(got) is not type(expected):
+        yield where, f"expected a {type(expected).__name__}, got a {type(got).__name__}"
+    elif isinstance(expected, torch.Tensor):
+        problem = _tensor_difference(got, expected)
+        if problem:
+            yield where, problem
+    elif isinstance(expected, Mapping):
+        if list(got) != list(expected):
+            yield where, f"expected the keys {list(expected)}, got {list(got)}"
+        else:
+            for key in expected:
+                yield from differences(got[key], expected[key], f"{where}[{key!r}]")
+    elif isinstance(expected, (list, tuple)):
+        if len(got) != len(expected):
+            yield where, f"expected {len(expected)} items, got {len(got)}"
+        else:
+            for i, (a, b) in enumerate(zip(got, expected)):
+                yield from differences(a, b, f"{where}[{i}]")
+    elif dataclasses.is_dataclass(expected) and not isinstance(expected, type):
+        for field in dataclasses.fields(expected):
+            a, b = getattr(got, field.name), getattr(expected, field.name)
+            yield from differences(a, b, f"{where}.{field.name}")
+    elif isinstance(expected, (int, float, str, bool)) and got != expected:
+        yield where, f"expected {expected!r}, got {got!r}"
+
+
+def _tensor_difference(got: torch.Tensor, expected: torch.Tensor) -> str | None:
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        return (
+            f"expected {tuple(expected.shape)} {expected.dtype}, got {tuple(got.shape)} {got.dtype}"
+        )
+    if got.numel() == 0 or got.layout != torch.strided:
+        return None
+    if not expected.is_floating_point() and not expected.is_complex():
+        return None if torch.equal(got, expected) else "integer values differ"
+    if not torch.equal(got.isfinite(), expected.isfinite()):
+        return "finite, infinite and NaN values stand in other places"
+    finite = expected.isfinite()
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    a, b = got[finite].to(wide), expected[finite].to(wide)
+    if a.numel() == 0:
+        return None
+    tolerance = _TOLERANCE_16_BIT if expected.dtype.itemsize == 2 else _TOLERANCE
+    difference, largest = (a - b).abs().max().item(), b.abs().max().item()
+    if difference <= tolerance * largest:
+        return None
+    return f"values differ by {difference:.3g}, the largest is {largest:.3g} (tolerance {tolerance:g} of it)"

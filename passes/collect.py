@@ -1,0 +1,186 @@
+"""Finds every weight of a captured model: one record a weight in memory, with all that read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+from torch.fx.passes.infra.pass_manager import PassManager
+
+from fxsparse.memory import storages
+
+from .kinds import READS_CHILDREN, is_plain_linear, module_weights
+from .normalise import META, Normalise, attribute, read, view_users
+from .record import Site, Weight
+
+#: Functions and methods that multiply by a weight in a way that is not rewritten.
+_MULTIPLIES = frozenset(
+    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d bilinear einsum tensordot "
+    "bmm baddbmm addbmm mv addmv matmul mm addmm linear multi_head_attention_forward dot inner "
+    "scaled_dot_product_attention".split()
+)
+
+
+@dataclass(frozen=True)
+class _Read:
+    """One place that reads the parameter at ``path``; ``listed``: it belongs in the report."""
+
+    path: str
+    op: str
+    listed: bool
+    site: Site | None = None
+    reason: str | None = None
+
+
+def collect(root: torch.nn.Module, trees: list[torch.nn.Module]) -> list[Weight]:
+    """The weights of ``root``, in the order of its parameters, each once however many names it has.
+
+    ``trees`` are all module trees that hold them (the first is ``root``).
+    """
+    reads: dict[str, list[_Read]] = {}
+    for found in _module_reads(root, "", None):
+        reads.setdefault(found.path, []).append(found)
+
+    groups: dict[int, list[tuple[str, torch.Tensor]]] = {}
+    named = [*root.named_parameters(remove_duplicate=False)]
+    named += [item for item in root.named_buffers(remove_duplicate=False) if item[0] in reads]
+    for path, tensor in named:
+        groups.setdefault(_key(tensor), []).append((path, tensor))
+
+    owners = _owners(trees)
+    weights = []
+    for key, group in groups.items():
+        found = [r for path, _ in group for r in reads.get(path, [])]
+        if any(r.listed for r in found):
+            weights.append(_weight(group, found, owners.get(key, [])))
+    return weights
+
+
+def graphs(root: torch.nn.Module) -> Iterator[tuple[str, fx.GraphModule]]:
+    """Every GraphModule of a tree with its path."""
+    for path, module in root.named_modules():
+        if isinstance(module, fx.GraphModule):
+            yield path, module
+
+
+def _weight(
+    group: list[tuple[str, torch.Tensor]], reads: list[_Read], owners: list[tuple[torch.nn.Module, str]]
+) -> Weight:
+    path, tensor = group[0]
+    listed = next(r for r in reads if r.listed)
+    sites = [r.site for r in reads if r.site is not None]
+    reason = next((r.reason for r in reads if r.reason is not None), None)
+    views = {(t.data_ptr(), t.shape, t.stride(), t.dtype) for _, t in group if t.layout == torch.strided}
+    if reason is None and len(views) > 1:
+        reason = f"shares its memory with {group[1][0]!r} in another form"
+    if reason is None and len({site.transposed for site in sites}) > 1:
+        reason = "multiplied both as it is and transposed"
+    return Weight(path, tensor, listed.op, owners, [p for p, _ in group[1:]], sites, reason)
+
+
+def _key(tensor: torch.Tensor) -> int:
+    address, size = storages(tensor)[0]
+    return address if size else id(tensor)
+
+
+def _owners(trees: list[torch.nn.Module]) -> dict[int, list[tuple[torch.nn.Module, str]]]:
+    owners: dict[int, list[tuple[torch.nn.Module, str]]] = {}
+    seen = set()
+    for tree in trees:
+        for module in tree.modules():
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+            for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+                if tensor is not None:
+                    owners.setdefault(_key(tensor), []).append((module, name))
+    return owners
+
+
+def _module_reads(module: torch.nn.Module, prefix: str, blocked: str | None) -> Iterator[_Read]:
+    """Reads of a module that runs its own ``forward``; ``blocked``: a parent reads its weights too."""
+    if isinstance(module, fx.GraphModule):
+        yield from _graph_reads(module, prefix)
+        return
+    weights = {name: (op, reason) for name, op, reason in module_weights(module)}
+    for name, tensor in module._parameters.items():
+        if tensor is None:
+            continue
+        path, kind = prefix + name, type(module).__name__
+        if name not in weights:
+            yield _Read(path, kind, False, reason=f"also read by {kind} {prefix.rstrip('.')!r}")
+            continue
+        op, reason = weights[name]
+        reason = blocked or reason
+        site = Site(prefix.rstrip("."), op, False) if reason is None else None
+        yield _Read(path, op, True, site, reason)
+    if isinstance(module, READS_CHILDREN):
+        blocked = f"nn.{type(module).__name__} reads it directly"
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from _module_reads(child, f"{prefix}{name}.", blocked)
+
+
+def _graph_reads(graph_module: fx.GraphModule, prefix: str) -> Iterator[_Read]:
+    """Reads of the nodes of a graph, of the modules it calls, and what it does not read at all."""
+    PassManager([Normalise()])(graph_module)
+    seen = set()
+    for node in graph_module.graph.nodes:
+        if node.op == "get_attr":
+            reads = _attribute_reads(graph_module, node, prefix)
+        elif node.op == "call_module":
+            reads = _call_reads(graph_module, node, prefix)
+        else:
+            continue
+        for found in reads:
+            seen.add(found.path)
+            yield found
+    for name, parameter in graph_module.named_parameters(remove_duplicate=False):
+        if prefix + name not in seen and parameter.dim() >= 2:
+            yield _Read(prefix + name, "unused", True)
+
+
+def _call_reads(graph_module: fx.GraphModule, node: fx.Node, prefix: str) -> Iterator[_Read]:
+    path = f"{prefix}{node.target}"
+    module = graph_module.get_submodule(str(node.target))
+    if is_plain_linear(module):
+        yield _Read(f"{path}.weight", "nn.Linear", True, Site(node.name, "nn.Linear", False, graph_module, node))
+        if module.bias is not None:
+            yield _Read(f"{path}.bias", "nn.Linear", False, reason="read as a bias")
+    else:
+        yield from _module_reads(module, f"{path}.", None)
+
+
+def _attribute_reads(graph_module: fx.GraphModule, node: fx.Node, prefix: str) -> Iterator[_Read]:
+    target = str(node.target)
+    tensor = attribute(graph_module, target)
+    if not isinstance(tensor, torch.Tensor):
+        return
+    for user in view_users(graph_module, node):
+        multiply = user.meta.get(META)
+        if multiply is not None and multiply.path == target and _reads_only_as_weight(graph_module, user):
+            site = Site(user.name, multiply.op, multiply.transposed, graph_module, user)
+            yield _Read(prefix + target, multiply.op, True, site)
+            continue
+        name = str(getattr(user.target, "__name__", user.target))
+        listed = name in _MULTIPLIES and tensor.dim() >= 2
+        how = f"{name} with a constant weight is not rewritten yet" if listed else f"also read by {user.name}"
+        yield _Read(prefix + target, name, listed, reason=how)
+
+
+def _reads_only_as_weight(graph_module: fx.GraphModule, user: fx.Node) -> bool:
+    """False where the same constant is the multiply's x, bias or addend as well."""
+    operands = read(graph_module, user)
+    assert operands is not None
+    others = (operands.x, operands.bias, operands.added)
+    return not any(_constant_path(other) == operands.multiply.path for other in others)
+
+
+def _constant_path(value: object) -> str | None:
+    while isinstance(value, fx.Node):
+        if value.op == "get_attr":
+            return str(value.target)
+        value = value.args[0] if value.args and value.op in ("call_method", "call_function") else None
+    return None

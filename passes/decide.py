@@ -1,0 +1,115 @@
+"""Judges each weight once: packed or dense, and why."""
+
+from __future__ import annotations
+
+import torch
+
+from fxsparse.memory import tensor_bytes
+from fxsparse.options import Options, matches
+from fxsparse.packing import DTYPES, count_nonzeros, packed_bytes
+
+from .limits import FORMAT, SPEED_MATTERS, break_even_sparsity, smallest_sparsity
+from .record import Decision, Weight
+
+
+def decide(weight: Weight, options: Options) -> Decision:
+    """The decision for one weight. Reads the weight, changes nothing."""
+    tensor = weight.tensor
+    assert tensor is not None
+    nnz, sparsity = _count(tensor)
+    paths = [weight.path, *weight.aliases]
+    dense_bytes = tensor_bytes(tensor)
+    reason = _excluded(paths, options) or _unsupported(tensor) or weight.blocked or _unread(weight)
+    stored = dense_bytes
+    shape = tuple(tensor.shape)
+    if reason is None:
+        logical = shape[::-1] if weight.transposed else shape
+        packed = packed_bytes((logical[0], logical[1]), nnz, tensor.dtype, FORMAT)
+        reason = _too_dense(tensor, sparsity, packed, dense_bytes, logical, options)
+        stored = packed if reason is None else dense_bytes
+    sparse = reason is None
+    return Decision(
+        sparse=sparse,
+        reason=reason or "",
+        shape=shape,
+        dtype=tensor.dtype,
+        sparsity=sparsity,
+        nnz=nnz,
+        candidate=sparsity >= options.threshold,
+        dense_bytes=dense_bytes,
+        stored_bytes=stored,
+        format=FORMAT if sparse else "",
+        threads=options.threads_for(paths)[0] if sparse else None,
+    )
+
+
+def _excluded(paths: list[str], options: Options) -> str | None:
+    for pattern in options.exclude:
+        if matches(pattern, paths):
+            return f"excluded by the pattern {pattern!r}"
+    if options.include is not None and not any(matches(p, paths) for p in options.include):
+        return "no include pattern matches it"
+    return None
+
+
+def _unsupported(tensor: torch.Tensor) -> str | None:
+    if tensor.layout != torch.strided:
+        return f"already a {tensor.layout} tensor: call .to_dense() before compile"
+    if tensor.dtype not in DTYPES:
+        return f"dtype {tensor.dtype} is not supported: expected float32, float64, bfloat16 or float16"
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return f"a {type(tensor).__name__} is not a plain tensor"
+    return None
+
+
+def _unread(weight: Weight) -> str | None:
+    return None if weight.sites else "forward does not use it"
+
+
+def _too_dense(
+    tensor: torch.Tensor,
+    sparsity: float,
+    packed: int,
+    dense: int,
+    shape: tuple[int, ...],
+    options: Options,
+) -> str | None:
+    if sparsity < options.threshold:
+        smaller = smallest_sparsity((shape[0], shape[1]), tensor.dtype)
+        return (
+            f"sparsity {_percent(sparsity)} is below the threshold of {_percent(options.threshold)} "
+            f"(packed it is smaller from {_percent(smaller)} on)"
+        )
+    if tensor.numel() < options.min_elements:
+        return f"{tensor.numel()} elements are fewer than min_elements={options.min_elements}"
+    if packed >= dense:
+        return f"packed it would not be smaller: {packed} bytes against {dense}"
+    even = break_even_sparsity(options.batch_hint)
+    if options.prefer == "latency" and (sparsity < even or tensor.numel() < SPEED_MATTERS):
+        rows = f"{options.batch_hint} rows" if options.batch_hint else "every batch size"
+        if tensor.numel() < SPEED_MATTERS:
+            return f"prefer='latency': with {tensor.numel()} elements the call costs more than the multiply"
+        return f"prefer='latency': expected to be faster than dense for {rows} from {_percent(even)} zeros on"
+    return None
+
+
+def _count(tensor: torch.Tensor) -> tuple[int, float]:
+    """Nonzeros and sparsity of a tensor of any dtype, layout and dimension."""
+    if tensor.numel() == 0:
+        return 0, 0.0
+    if tensor.layout != torch.strided:
+        stored = tensor._nnz() if tensor.layout == torch.sparse_coo else tensor.values().numel()
+        return stored, 1 - stored / tensor.numel()
+    if tensor.dtype not in DTYPES or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        if tensor.is_quantized:
+            return tensor.numel(), 0.0
+        nnz = int(torch.count_nonzero(tensor))
+    elif tensor.dim() == 2:
+        nnz = count_nonzeros(tensor)
+    else:
+        nnz = count_nonzeros(tensor.detach().reshape(1, -1))
+    return nnz, 1 - nnz / tensor.numel()
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.4g} %"

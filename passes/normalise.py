@@ -1,0 +1,180 @@
+"""Every spelling of a multiply by a constant weight, as one table.
+
+A weight counts as constant in dense form and, once installed, in packed form. ``read(graph_module, node)`` gives the canonical form ``y = x @ W.T + bias`` or None;
+:class:`Normalise` notes it in the node's meta. Nothing is rewritten here.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+from fxsparse.modules import SparseLinear
+from fxsparse.packing import SUFFIX
+
+from .kinds import has_hooks, is_plain_linear
+from .record import META, Multiply
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The parts of one multiply. ``bias`` goes into the operator; ``added`` is added afterwards."""
+
+    multiply: Multiply
+    x: Any
+    bias: Any = None
+    added: Any = None
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """``names``: the arguments in order; ``weight`` and ``x``: which of them; ``flip``: y = x @ W."""
+
+    op: str
+    names: tuple[str, ...]
+    x: str
+    weight: str
+    flip: bool
+    bias: str | None = None
+    added: str | None = None
+
+
+_LINEAR = Spelling("linear", ("input", "weight", "bias"), "input", "weight", False, bias="bias")
+_MATMUL = Spelling("matmul", ("input", "other"), "input", "other", True)
+_MM = Spelling("mm", ("input", "mat2"), "input", "mat2", True)
+_ADDMM = Spelling("addmm", ("input", "mat1", "mat2"), "mat1", "mat2", True, added="input")
+
+FUNCTIONS: dict[Callable[..., Any], Spelling] = {
+    torch.nn.functional.linear: _LINEAR,
+    torch.matmul: _MATMUL,
+    operator.matmul: _MATMUL,
+    torch.mm: _MM,
+    torch.addmm: _ADDMM,
+}
+METHODS: dict[str, Spelling] = {
+    "matmul": _MATMUL,
+    "__matmul__": _MATMUL,
+    "mm": _MM,
+    "addmm": _ADDMM,
+}
+
+#: Views that swap the two dimensions of a matrix, with the arguments they need for that.
+_SWAPS = {"t": [()], "transpose": [(0, 1), (1, 0), (-1, -2), (-2, -1)], "permute": [(1, 0), ((1, 0),)]}
+_SWAP_ATTRIBUTES = ("T", "mT")
+_SWAP_FUNCTIONS = {torch.t: "t", torch.transpose: "transpose", torch.permute: "permute"}
+_SAME = ("contiguous", "detach")
+
+
+class Normalise(PassBase):
+    """Notes in ``node.meta[META]`` which nodes multiply by a constant weight, and how."""
+
+    def call(self, graph_module: fx.GraphModule) -> PassResult:
+        for node in graph_module.graph.nodes:
+            operands = read(graph_module, node)
+            if operands is not None:
+                node.meta[META] = operands.multiply
+        return PassResult(graph_module, False)
+
+
+def read(graph_module: fx.GraphModule, node: fx.Node) -> Operands | None:
+    """The multiply that ``node`` is, if its weight is a 2-D parameter or buffer of the module."""
+    if node.op == "call_module":
+        return _read_module(graph_module, node)
+    spelling = None
+    if node.op == "call_function":
+        spelling = FUNCTIONS.get(node.target)  # type: ignore[arg-type]
+    elif node.op == "call_method":
+        spelling = METHODS.get(str(node.target))
+    if spelling is None:
+        return None
+    arguments = _bind(spelling, node)
+    found = _constant(graph_module, arguments.get(spelling.weight)) if arguments else None
+    if arguments is None or found is None or not isinstance(arguments[spelling.x], fx.Node):
+        return None
+    path, swapped = found
+    return Operands(
+        Multiply(path, spelling.op, swapped != spelling.flip),
+        arguments[spelling.x],
+        arguments.get(spelling.bias) if spelling.bias else None,
+        arguments.get(spelling.added) if spelling.added else None,
+    )
+
+
+def view_users(graph_module: fx.GraphModule, node: fx.Node) -> list[fx.Node]:
+    """The users of a constant, seen through views that :func:`read` sees through too."""
+    users = []
+    for user in node.users:
+        if _swaps(user) is not None:
+            users += view_users(graph_module, user)
+        else:
+            users.append(user)
+    return users
+
+
+def _read_module(graph_module: fx.GraphModule, node: fx.Node) -> Operands | None:
+    module = graph_module.get_submodule(str(node.target))
+    if not is_plain_linear(module) and not (isinstance(module, SparseLinear) and not has_hooks(module)):
+        return None
+    x = node.args[0] if node.args else node.kwargs.get("input")
+    return Operands(Multiply(f"{node.target}.weight", "nn.Linear"), x)
+
+
+def _bind(spelling: Spelling, node: fx.Node) -> dict[str, Any] | None:
+    """Arguments by name; None where there are more than the spelling knows (``out=``, ``beta=``)."""
+    arguments = dict(zip(spelling.names, node.args))
+    arguments.update(node.kwargs)
+    extra = set(arguments) - set(spelling.names)
+    known = extra <= {"beta", "alpha"} and all(arguments[name] == 1 for name in extra)
+    complete = len(node.args) <= len(spelling.names) and {spelling.x, spelling.weight} <= set(arguments)
+    return arguments if known and complete else None
+
+
+def _constant(graph_module: fx.GraphModule, value: Any) -> tuple[str, bool] | None:
+    """The path of the parameter or buffer that ``value`` is, and whether it is seen transposed."""
+    if not isinstance(value, fx.Node):
+        return None
+    swapped = False
+    while value.op != "get_attr":
+        swap = _swaps(value)
+        if swap is None:
+            return None
+        swapped ^= swap
+        value = value.args[0]  # type: ignore[assignment]
+        if not isinstance(value, fx.Node):
+            return None
+    path = str(value.target)
+    tensor = attribute(graph_module, path)
+    is_matrix = isinstance(tensor, torch.Tensor) and tensor.dim() == 2
+    return (path, swapped) if is_matrix or attribute(graph_module, path + SUFFIX) is not None else None
+
+
+def attribute(module: torch.nn.Module, path: str) -> Any:
+    """The attribute at a dotted path; None where there is none."""
+    value: Any = module
+    for name in path.split("."):
+        value = getattr(value, name, None)
+    return value
+
+
+def _swaps(node: fx.Node) -> bool | None:
+    """Whether a view of a matrix swaps its dimensions; None where it is another operation."""
+    if not node.args or not isinstance(node.args[0], fx.Node):
+        return None
+    name, rest = str(node.target), tuple(node.args[1:])
+    if node.op == "call_function":
+        if node.target is getattr:
+            return True if rest[0] in _SWAP_ATTRIBUTES else None
+        name = _SWAP_FUNCTIONS.get(node.target, "")  # type: ignore[arg-type]
+    elif node.op != "call_method":
+        return None
+    if node.kwargs:
+        return None
+    if name in _SAME and not rest:
+        return False
+    return True if rest in _SWAPS.get(name, []) else None

@@ -1,0 +1,81 @@
+"""What passes tell each other: of a graph node, and of a weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+#: The key in ``node.meta`` under which a :class:`Multiply` stands.
+META = "fxsparse"
+
+
+@dataclass(frozen=True)
+class Call:
+    """The constant arguments of the operator call that replaces a node."""
+
+    out_features: int
+    in_features: int
+    dtype: torch.dtype
+    threads: int
+
+
+@dataclass(frozen=True)
+class Multiply:
+    """``y = x @ W.T`` (``x @ W`` where ``transposed``) with the weight at ``path`` of the graph."""
+
+    path: str
+    op: str
+    transposed: bool = False
+    call: Call | None = None
+
+
+@dataclass
+class Site:
+    """One place that multiplies by a weight: a graph node, or a module where ``graph`` is None."""
+
+    name: str
+    op: str
+    transposed: bool
+    graph: fx.GraphModule | None = None
+    node: fx.Node | None = None
+
+
+@dataclass
+class Weight:
+    """One weight in memory, under all its names, with every place that reads it.
+
+    ``blocked`` is the reason it must stay dense whatever its zeros. ``tensor`` is given up when the
+    weight is packed, so that its memory can go.
+    """
+
+    path: str
+    tensor: torch.Tensor | None
+    op: str
+    owners: list[tuple[torch.nn.Module, str]]
+    aliases: list[str] = field(default_factory=list)
+    sites: list[Site] = field(default_factory=list)
+    blocked: str | None = None
+
+    @property
+    def transposed(self) -> bool:
+        return bool(self.sites) and self.sites[0].transposed
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of one weight, and why. Bytes are those of its memory before and after."""
+
+    sparse: bool
+    reason: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    sparsity: float
+    nnz: int
+    candidate: bool
+    dense_bytes: int
+    stored_bytes: int
+    format: str = ""
+    threads: int | None = None
+

@@ -1,0 +1,85 @@
+"""Turns graph nodes that multiply by a packed weight into calls of the operator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import fx
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+from fxsparse import ops
+from fxsparse.packing import SUFFIX
+
+from .normalise import attribute, read
+from .record import META, Call, Decision, Weight
+
+
+def mark(weight: Weight, decision: Decision) -> None:
+    """Note on each node that reads an installed weight which call replaces it."""
+    shape = decision.shape[::-1] if weight.transposed else decision.shape
+    call = Call(shape[0], shape[1], decision.dtype, decision.threads or 0)
+    for site in weight.sites:
+        if site.node is not None:
+            site.node.meta[META] = replace(site.node.meta[META], call=call)
+
+
+class Rewrite(PassBase):
+    """Replaces every marked node by ``torch.ops.fxsparse.linear``; views left without use go.
+
+    Runs after the packed weights are installed. """
+
+    def call(self, graph_module: fx.GraphModule) -> PassResult:
+        modified = False
+        for node in list(graph_module.graph.nodes):
+            multiply = node.meta.get(META)
+            if multiply is not None and multiply.call is not None:
+                self._replace(graph_module, node, multiply.call)
+                modified = True
+        return PassResult(graph_module, modified)
+
+    def _replace(self, graph_module: fx.GraphModule, node: fx.Node, call: Call) -> None:
+        graph = graph_module.graph
+        operands = read(graph_module, node)
+        assert operands is not None
+        path, bias, inputs = operands.multiply.path, operands.bias, list(node.all_input_nodes)
+        with graph.inserting_before(node):
+            packed = graph.create_node("get_attr", path + SUFFIX)
+            if node.op == "call_module" and attribute(graph_module, f"{node.target}.bias") is not None:
+                bias = graph.create_node("get_attr", f"{node.target}.bias")
+            added = operands.added
+            if _is_bias(graph_module, added, call):
+                bias, added = added, None
+            new = graph.call_function(
+                ops.linear,
+                (operands.x, packed, bias, call.out_features, call.in_features, call.dtype, call.threads),
+            )
+            if added is not None:
+                new = graph.call_function(torch.add, (new, added))
+        node.replace_all_uses_with(new, propagate_meta=False)
+        graph.erase_node(node)
+        for used in inputs:
+            _erase_unused_view(graph, used)
+
+
+def _is_bias(graph_module: fx.GraphModule, added: object, call: Call) -> bool:
+    """Whether what ``addmm`` adds is a vector of the module that the operator can take as its bias."""
+    if not isinstance(added, fx.Node) or added.op != "get_attr":
+        return False
+    vector = attribute(graph_module, str(added.target))
+    return tuple(vector.shape) == (call.out_features,) and vector.dtype == call.dtype
+
+
+def _erase_unused_view(graph: fx.Graph, node: fx.Node) -> None:
+    """Erase a constant, or a chain of views of one, that nothing uses any more."""
+    if node.users or node.op == "placeholder":
+        return
+    source = node
+    while source.op != "get_attr":
+        if len(source.all_input_nodes) != 1 or source.op == "call_module":
+            return
+        source = source.all_input_nodes[0]
+    inputs = list(node.all_input_nodes)
+    graph.erase_node(node)
+    for used in inputs:
+        _erase_unused_view(graph, used)

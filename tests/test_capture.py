@@ -1,0 +1,435 @@
+"""When a trace is trusted, and that nothing is silently different where it is not."""
+
+from collections import OrderedDict, namedtuple
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import prune
+from torch import fx, nn
+
+import fxsparse
+
+Pair = namedtuple("Pair", "first second")
+
+
+@dataclass
+class Output:
+    hidden: torch.Tensor
+    scores: torch.Tensor
+
+
+class Base(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(64, 64)
+        self.b = nn.Linear(64, 64)
+
+
+class Plain(Base):
+    def forward(self, x):
+        return self.b(self.a(x).relu())
+
+
+class Optional(Base):
+    def forward(self, x, mask=None):
+        y = self.b(self.a(x))
+        return y if mask is None else y * mask
+
+
+class RequiredButNone(Base):
+    def forward(self, x, mask):
+        return self.a(x) if mask is None else self.b(x) * mask
+
+
+class NoneInHelper(Base):
+    def forward(self, x, mask):
+        return _pick(self, x, mask)
+
+
+def _pick(self, x, mask):
+    return self.a(x) if mask is None else self.b(x)
+
+
+class IsInstance(Base):
+    def forward(self, x):
+        return self.a(x) if isinstance(x, torch.Tensor) else self.b(x)
+
+
+class FunctionalDropout(Base):
+    def forward(self, x):
+        return self.b(F.dropout(self.a(x), 0.5, self.training))
+
+
+class Autocast(Base):
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = self.a(x)
+        return self.b(y.float())
+
+
+class NoGrad(Base):
+    def forward(self, x):
+        with torch.no_grad():
+            y = self.a(x)
+        return self.b(y)
+
+
+class Kwargs(Base):
+    def forward(self, x, **options):
+        return self.b(self.a(x)) * options.get("scale", 1.0)
+
+
+class Counter(Base):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.b(self.a(x)) * self.calls
+
+
+class History(Base):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def forward(self, x):
+        self.seen.append(x)
+        return self.b(self.a(x))
+
+
+class Noise(Base):
+    def forward(self, x):
+        return self.b(self.a(x)) + torch.rand(64)
+
+
+class BufferInPlace(Base):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(1))
+
+    def forward(self, x):
+        self.steps += 1
+        return self.b(self.a(x)) * self.steps
+
+
+class InPlaceAlias(Base):
+    def forward(self, x):
+        y = self.a(x)
+        z = y.view(-1)
+        z += 1
+        return self.b(y)
+
+
+class Branch(Base):
+    def forward(self, x):
+        return self.b(x) if x.sum() > 0 else self.a(x)
+
+
+class Iterates(Base):
+    def forward(self, x):
+        return torch.stack([self.a(row) for row in x])
+
+
+class UnpacksShape(Base):
+    def forward(self, x):
+        shape = (*x.shape[:-1], 4, 16)
+        return self.b(self.a(x).view(shape).flatten(-2))
+
+
+class Ordered(Base):
+    def forward(self, x):
+        return OrderedDict(first=self.a(x), second=self.b(x))
+
+
+class ReturnsDict(Base):
+    def forward(self, x):
+        return {"first": self.a(x), "rest": [self.b(x), None]}
+
+
+class ReturnsNamedTuple(Base):
+    def forward(self, x):
+        return Pair(self.a(x), self.b(x))
+
+
+class ReturnsDataclass(Base):
+    def forward(self, x):
+        return Output(self.a(x), self.b(x))
+
+
+class TensorMethod(Base):
+    def forward(self, x):
+        return self.b(torch.Tensor.flatten(self.a(x), 1))
+
+
+class BatchNorm(Base):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(64)
+
+    def forward(self, x):
+        return self.b(self.norm(self.a(x)))
+
+
+class FunctionalBatchNorm(Base):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(64))
+        self.register_buffer("var", torch.ones(64))
+
+    def forward(self, x):
+        return self.b(F.batch_norm(self.a(x), self.mean, self.var, training=self.training))
+
+
+class ReadsWeight(Base):
+    def forward(self, x):
+        return self.b(self.a(x).to(self.b.weight.dtype)) + self.a.weight.shape[0]
+
+
+class Generates(Base):
+    def forward(self, x):
+        return self.b(self.a(x))
+
+    def generate(self, x):
+        return self(x) + 1
+
+
+def _outputs(value):
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [t for v in value.values() for t in _outputs(v)]
+    if isinstance(value, (list, tuple)):
+        return [t for v in value for t in _outputs(v)]
+    return [value.hidden, value.scores] if isinstance(value, Output) else []
+
+
+def _same(compiled, model, *args, **kwargs):
+    torch.manual_seed(1)
+    got = compiled(*args, **kwargs)
+    torch.manual_seed(1)
+    expected = model(*args, **kwargs)
+    assert type(got) is type(expected)
+    bf16 = isinstance(model, Autocast)  # the multiply keeps fp32 where autocast rounds to bf16
+    tolerance = {"rtol": 3e-2, "atol": 3e-2} if bf16 else {}
+    torch.testing.assert_close(_outputs(got), _outputs(expected), **tolerance)
+
+
+ARGUMENTS = {
+    Optional: [(), (torch.full((64,), 2.0),)],
+    RequiredButNone: [(None,), (torch.full((64,), 2.0),)],
+    NoneInHelper: [(None,), (torch.ones(64),)],
+}
+TRACED = [
+    Plain,
+    InPlaceAlias,
+    ReturnsDict,
+    ReturnsNamedTuple,
+    ReturnsDataclass,
+    BatchNorm,
+]
+BY_MODULES = [
+    Optional,
+    RequiredButNone,
+    NoneInHelper,
+    IsInstance,
+    FunctionalDropout,
+    Autocast,
+    NoGrad,
+    Kwargs,
+    Counter,
+    History,
+    Noise,
+    Branch,
+    Iterates,
+    Ordered,
+    FunctionalBatchNorm,
+    Generates,
+]
+EITHER = [BufferInPlace, UnpacksShape, TensorMethod, ReadsWeight]
+
+
+@pytest.mark.parametrize("cls", TRACED + BY_MODULES + EITHER, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+def test_auto_gives_what_the_model_gives(cls, training):
+    model = prune(cls()).train(training)
+    compiled = fxsparse.compile(model, min_elements=0)
+    assert compiled.report.rewritten == 2
+    assert compiled.training is training
+    for rest in ARGUMENTS.get(cls, [()]):
+        for batch in (1, 5):
+            if not (training and batch == 1):
+                _same(compiled, model, torch.randn(batch, 64), *rest)
+    model.train(not training), compiled.train(not training)
+    _same(compiled, model, torch.randn(3, 64), *ARGUMENTS.get(cls, [()])[0])
+
+
+@pytest.mark.parametrize("cls", TRACED, ids=lambda cls: cls.__name__)
+def test_trusted_traces_are_graphs(cls):
+    assert isinstance(fxsparse.compile(prune(cls()), min_elements=0), fx.GraphModule)
+
+
+@pytest.mark.parametrize("cls", BY_MODULES, ids=lambda cls: cls.__name__)
+def test_untrusted_models_keep_their_class(cls):
+    compiled = fxsparse.compile(prune(cls()), min_elements=0)
+    assert type(compiled) is cls
+    assert compiled.report.note
+
+
+@pytest.mark.parametrize("cls", BY_MODULES, ids=lambda cls: cls.__name__)
+def test_asking_for_an_untrusted_trace_is_an_error(cls):
+    if cls is Generates:  # a graph is asked for: that it has no generate() is no surprise
+        assert isinstance(fxsparse.compile(prune(cls()), min_elements=0, capture="trace"), fx.GraphModule)
+        return
+    with pytest.raises(fxsparse.CaptureError, match="capture='trace'.*modules"):
+        fxsparse.compile(prune(cls()), min_elements=0, capture="trace")
+
+
+def test_compile_runs_nothing_of_the_models():
+    for cls in (Counter, History, BufferInPlace):
+        model = prune(cls())
+        fxsparse.compile(model, min_elements=0)
+        fxsparse.compile(model, (torch.randn(2, 64),), min_elements=0)
+        assert getattr(model, "calls", 0) == 0 and not getattr(model, "seen", [])
+        assert getattr(model, "steps", torch.zeros(1)).item() == 0
+
+
+def test_example_inputs_earn_trust_for_unused_options():
+    class Scaled(Base):
+        def forward(self, x, scale=2.0):
+            return self.b(self.a(x)) * scale
+
+    model = prune(Scaled())
+    assert type(fxsparse.compile(model, min_elements=0)) is Scaled
+    traced = fxsparse.compile(model, (torch.randn(2, 64),), min_elements=0)
+    assert isinstance(traced, fx.GraphModule)
+    _same(traced, model, torch.randn(5, 64), scale=3.0)
+    _same(traced, model, torch.randn(5, 64))
+
+
+def test_example_inputs_may_be_keywords():
+    model = prune(Optional())
+    compiled = fxsparse.compile(
+        model, {"x": torch.randn(2, 64), "mask": torch.ones(64)}, min_elements=0, verify=True
+    )
+    _same(compiled, model, x=torch.randn(3, 64))
+
+
+def test_hooks_live_on():
+    calls = []
+    model = prune(Plain())
+    model.a.register_forward_hook(lambda module, args, out: out * 2)
+    model.register_forward_hook(lambda module, args, out: calls.append(1))
+    compiled = fxsparse.compile(model, min_elements=0)
+    assert compiled.report.rewritten == 2
+    _same(compiled, model, torch.randn(3, 64))
+    assert len(calls) == 2
+
+
+def test_a_hook_on_a_leaf_stays_in_the_graph():
+    model = prune(Plain())
+    model.a.register_forward_hook(lambda module, args, out: out * 2)
+    compiled = fxsparse.compile(model, min_elements=0)
+    assert isinstance(compiled, fx.GraphModule) and compiled.report.rewritten == 2
+    _same(compiled, model, torch.randn(3, 64))
+
+
+def test_a_forward_replaced_on_the_object_is_kept():
+    model = prune(Plain())
+    model.forward = lambda x: model.a(x) * 3
+    compiled = fxsparse.compile(model, min_elements=0)
+    _same(compiled, model, torch.randn(3, 64))
+
+
+def test_a_branching_block_leaves_the_others_converted():
+    model = nn.Sequential(prune(Branch()), prune(Plain()))
+    compiled = fxsparse.compile(model, min_elements=0)
+    assert compiled.report.rewritten == 4
+    for _ in range(4):
+        _same(compiled, model, torch.randn(3, 64))
+
+
+def test_a_block_with_a_matrix_of_its_own_is_traced_by_itself():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(64, 64))
+
+        def forward(self, x):
+            return x @ self.w
+
+    class Root(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block = Block()
+
+        def forward(self, x, flag=None):
+            return self.block(x) if flag is None else x
+
+    model = prune(Root())
+    compiled = fxsparse.compile(model, min_elements=0)
+    assert compiled.report.rewritten == 1 and type(compiled) is Root
+    _same(compiled, model, torch.randn(3, 64))
+    assert fxsparse.to_dense(compiled).state_dict().keys() == model.state_dict().keys()
+    fxsparse.compile(model, min_elements=0, inplace=True)
+    _same(model, compiled, torch.randn(3, 64))
+
+
+def test_a_block_whose_methods_are_called_stays_itself():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(64, 64))
+
+        def forward(self, x):
+            return x @ self.w
+
+        def twice(self, x):
+            return self(self(x))
+
+    class Root(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block = Block()
+            self.a = nn.Linear(64, 64)
+
+        def forward(self, x, flag=None):
+            return self.a(self.block.twice(x))
+
+    model = prune(Root())
+    compiled = fxsparse.compile(model, min_elements=0)
+    _same(compiled, model, torch.randn(3, 64))
+    kept = next(row for row in compiled.report.rows if row.path == "block.w")
+    assert kept.status == "dense" and "not traced" in kept.reason
+
+
+def test_constants_of_a_trace_are_no_new_state():
+    class Constant(Base):
+        def forward(self, x):
+            return self.b(self.a(x)) + torch.arange(64)
+
+    model = prune(Constant())
+    compiled = fxsparse.compile(model, min_elements=0)
+    assert isinstance(compiled, fx.GraphModule)
+    _same(compiled, model, torch.randn(3, 64))
+    assert set(fxsparse.to_dense(compiled).state_dict()) == set(model.state_dict())
+
+
+def test_what_forward_does_not_use_is_kept():
+    class Unused(Base):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(64, 64)
+            self.register_buffer("scratch", torch.zeros(3), persistent=False)
+
+        def forward(self, x):
+            return self.b(self.a(x))
+
+    model = prune(Unused())
+    compiled = fxsparse.compile(model, min_elements=0)
+    assert set(fxsparse.to_dense(compiled).state_dict()) == set(model.state_dict())
+    head = next(row for row in compiled.report.rows if row.path == "head.weight")
+    assert head.reason == "forward does not use it"
