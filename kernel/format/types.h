@@ -32,7 +32,7 @@ constexpr uint32_t kFlagTransposed = 1;    // the transpose of this one
 constexpr uint32_t kFlagBuffer = 2;        // a buffer, not a parameter
 constexpr uint32_t kFlagRequiresGrad = 4;  // a parameter that required gradients
 constexpr uint32_t kKnownFlags = kFlagTransposed | kFlagBuffer | kFlagRequiresGrad;
-constexpr uint64_t kAlignment = 64;      // of every section, relative to the start of the blob
+constexpr uint64_t kAlignment = 64;  // of every section, relative to the start of the blob
 
 // The first 64 bytes of a packed weight, little endian, on every CPU the same. What follows are the
 // format's sections; their places are computed from this (Format::layout) and never stored.

@@ -206,6 +206,8 @@ void multiply_indexed(const PackedView& w, const void* panel, int64_t rows, int 
   }
 }
 
+// One row of x: whole vectors of entries, x gathered lane by lane. A masked last vector instead of
+// the scalar tail was 5-15 % slower (AVX2, 77 entries a row).
 template <class S, class Index>
 void multiply_one_indexed(const PackedView& w, const void* x_, const void* bias_, void* y_,
                           int64_t begin, int64_t end) {
@@ -238,17 +240,16 @@ void multiply_one_indexed(const PackedView& w, const void* x_, const void* bias_
 
 // ---- transposed ---------------------------------------------------------------------------------
 
-// The first entry of a row in [first, last) whose column is not below `column`.
+// The first entry of a row in [first, last) whose column is not below `column`. Columns are spread
+// evenly often enough that a guess and a few steps beat a binary search, whose jumps over the row
+// made two threads 10x slower than one at 4096 x 4096.
 template <class Index>
-inline int64_t lower_bound(const Index* indices, int64_t first, int64_t last, int64_t column) {
-  while (first < last) {
-    const int64_t middle = first + (last - first) / 2;
-    if (static_cast<int64_t>(read(indices + middle)) < column)
-      first = middle + 1;
-    else
-      last = middle;
-  }
-  return first;
+inline int64_t seek(const Index* indices, int64_t first, int64_t last, int64_t column,
+                    int64_t cols) {
+  int64_t i = first + static_cast<int64_t>(static_cast<double>(last - first) * column / cols);
+  while (i > first && static_cast<int64_t>(read(indices + i - 1)) >= column) --i;
+  while (i < last && static_cast<int64_t>(read(indices + i)) < column) ++i;
+  return i;
 }
 
 // Calls f(row, first entry, last entry) for every row's entries within the columns [begin, end).
@@ -257,10 +258,10 @@ inline void for_entries(const PackedView& w, const Csr<S, Index>& csr, int64_t b
                         F&& f) {
   int64_t next = csr.offset(0);
   for (int64_t row = 0; row < w.rows; ++row) {
-    int64_t first = next;
-    int64_t last = next = csr.offset(row + 1);
-    if (begin > 0) first = lower_bound(csr.indices, first, last, begin);
-    if (end < w.cols) last = lower_bound(csr.indices, first, last, end);
+    const int64_t row_begin = next, row_end = next = csr.offset(row + 1);
+    int64_t first = row_begin, last = row_end;
+    if (begin > 0) first = seek(csr.indices, row_begin, row_end, begin, w.cols);
+    if (end < w.cols) last = seek(csr.indices, row_begin, row_end, end, w.cols);
     f(row, first, last);
   }
 }

@@ -41,8 +41,10 @@ class Multiply {
   void run() {
     if (call_.batch == 0 || out_length_ == 0) return;
     panels_ = make_panels(kernel_, call_.batch, in_length_);
-    const int threads = choose_threads(view_.nonzeros, call_.batch, call_.threads);
-    parts_ = choose_parts(threads, panels_.count, (out_length_ + kRowGroup - 1) / kRowGroup);
+    const double cut_ns = transposed_ ? kNsPerColumnCut * static_cast<double>(view_.rows) : 0;
+    const int threads = choose_threads(view_.nonzeros, call_.batch, cut_ns, call_.threads);
+    parts_ = choose_parts(threads, panels_.count, (out_length_ + kRowGroup - 1) / kRowGroup,
+                          transposed_ ? kChunksPerThreadTransposed : kChunksPerThread);
     // A pool's job has at most 2^16 chunks. Panels of a larger batch share them.
     const int64_t chunks = panels_.count * parts_;
     const int jobs = static_cast<int>(chunks < kMostChunks ? chunks : kMostChunks);

@@ -34,10 +34,18 @@ struct Panels {
 // `length` is the number of rows of a panel (K; N when transposed).
 Panels make_panels(const Kernel& kernel, int64_t batch, int64_t length);
 
-// Threads worth using for nonzeros x batch, at most `most` (0: the pool's size).
-int choose_threads(int64_t nonzeros, int64_t batch, int most);
+// Threads worth using for nonzeros x batch, at most `most` (0: the pool's size), where a second one
+// costs `cut_ns` nanoseconds more than waking it.
+int choose_threads(int64_t nonzeros, int64_t batch, double cut_ns, int most);
+
+// A few chunks a thread, so that a thread that lost its CPU for a while can be relieved. Columns
+// are dear to cut (every row is searched for each cut), so the transposed product makes as few as
+// it can.
+constexpr int64_t kChunksPerThread = 4;
+constexpr int64_t kChunksPerThreadTransposed = 1;
+constexpr double kNsPerColumnCut = 30;  // and row
 
 // Into how many parts a panel's work is cut, given how many panels there are. `groups` is the most.
-int64_t choose_parts(int threads, int64_t panels, int64_t groups);
+int64_t choose_parts(int threads, int64_t panels, int64_t groups, int64_t chunks_per_thread);
 
 }  // namespace fxsparse
