@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -111,6 +112,8 @@ def compile(
         _attach(model, report)
         warnings.warn(f"nothing was rewritten: {_why_nothing(report)}", NothingRewrittenWarning, stacklevel=2)
         return model
+    if inplace:
+        gc.collect()  # a trace leaves reference cycles that still hold the dense weights
     result = _apply(plan)
     report = plan.report(result)
     _attach(result, report)

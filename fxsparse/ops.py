@@ -20,7 +20,11 @@ linear_backward = torch.ops.fxsparse.linear_backward.default
 unpack = torch.ops.fxsparse.unpack.default
 
 
-def _check(what: str, x: torch.Tensor, features: int, dtype: torch.dtype) -> None:
+def _check(
+    what: str, x: torch.Tensor, packed: torch.Tensor, features: int, dtype: torch.dtype
+) -> None:
+    if x.device != packed.device:
+        raise ValueError(f"expected {what} on {packed.device} (the packed weight's), got {x.device}")
     if x.dim() == 0 or x.shape[-1] != features:
         raise ValueError(f"expected {what} of shape (..., {features}), got {tuple(x.shape)}")
     if x.dtype != dtype:
@@ -29,13 +33,13 @@ def _check(what: str, x: torch.Tensor, features: int, dtype: torch.dtype) -> Non
 
 @torch.library.register_fake("fxsparse::linear")
 def _(x, packed, bias, out_features, in_features, dtype, threads):  # type: ignore[no-untyped-def]
-    _check("x", x, in_features, dtype)
+    _check("x", x, packed, in_features, dtype)
     return x.new_empty((*x.shape[:-1], out_features))
 
 
 @torch.library.register_fake("fxsparse::linear_backward")
 def _(grad, packed, out_features, in_features, dtype, threads):  # type: ignore[no-untyped-def]
-    _check("grad", grad, out_features, dtype)
+    _check("grad", grad, packed, out_features, dtype)
     return grad.new_empty((*grad.shape[:-1], in_features))
 
 

@@ -166,7 +166,9 @@ def _attribute_reads(graph_module: fx.GraphModule, node: fx.Node, prefix: str) -
             continue
         name = str(getattr(user.target, "__name__", user.target))
         listed = name in _MULTIPLIES and tensor.dim() >= 2
-        how = f"{name} with a constant weight is not rewritten yet" if listed else f"also read by {user.name}"
+        how = f"also read by {user.name}"
+        if listed and multiply is None:
+            how = f"{name} with a constant weight is not rewritten yet"
         yield _Read(prefix + target, name, listed, reason=how)
 
 

@@ -103,7 +103,8 @@ def _count(tensor: torch.Tensor) -> tuple[int, float]:
     if tensor.dtype not in DTYPES or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         if tensor.is_quantized:
             return tensor.numel(), 0.0
-        nnz = int(torch.count_nonzero(tensor))
+        wide = tensor.detach().float() if tensor.is_floating_point() else tensor
+        nnz = int(torch.count_nonzero(wide))
     elif tensor.dim() == 2:
         nnz = count_nonzeros(tensor)
     else:

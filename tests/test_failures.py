@@ -1,0 +1,189 @@
+"""Wrong input: one clear error that says what was expected, what came, where, and what to do."""
+
+import pytest
+import torch
+from conftest import prune
+from torch import nn
+
+import fxsparse
+
+
+@pytest.fixture
+def model():
+    return prune(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)))
+
+
+@pytest.mark.parametrize(
+    "options, error, text",
+    [
+        ({"threshold": -0.1}, ValueError, r"threshold: expected a sparsity in \[0, 1\], got -0.1"),
+        ({"threshold": 1.01}, ValueError, "threshold"),
+        ({"threshold": float("nan")}, ValueError, "threshold"),
+        ({"threshold": "0.5"}, TypeError, "threshold: expected a number"),
+        ({"min_elements": -1}, ValueError, "min_elements"),
+        ({"min_elements": 1.5}, TypeError, "min_elements"),
+        ({"capture": "dynamo"}, ValueError, "capture: expected one of 'auto'.*got 'dynamo'"),
+        ({"capture": "export"}, NotImplementedError, "capture='export'"),
+        ({"values": torch.int8}, NotImplementedError, "values=torch.int8"),
+        ({"values": "int8"}, TypeError, "values"),
+        ({"prefer": "size"}, ValueError, "prefer: expected one of"),
+        ({"batch_hint": 0}, ValueError, "batch_hint"),
+        ({"batch_hint": 2.0}, TypeError, "batch_hint"),
+        ({"threads": 0}, ValueError, "threads: expected 1 or more, got 0"),
+        ({"threads": -1}, ValueError, "threads"),
+        ({"threads": "all"}, TypeError, "threads: expected an int"),
+        ({"threads": True}, TypeError, "threads"),
+        ({"threads": {"0.weight": 0}}, ValueError, r"threads\['0.weight'\]"),
+        ({"threads": {"1.weight": 1}}, ValueError, "threads: the pattern '1.weight' matches no weight"),
+        ({"include": ["encoder.*"]}, ValueError, "include: the pattern 'encoder.*'.*closest: 0.weight"),
+        ({"exclude": ["2.bias"]}, ValueError, "exclude: the pattern '2.bias'.*closest: 2.weight"),
+        ({"include": "0.weight"}, TypeError, "include: expected a sequence"),
+        ({"example_inputs": torch.zeros(1, 64)}, TypeError, r"example_inputs.*write \(x,\)"),
+        ({"example_inputs": (torch.zeros(1, 3),)}, ValueError, "Sequential itself fails on them"),
+        ({"verify": True}, ValueError, "verify=True: expected example_inputs"),
+    ],
+)
+def test_options(model, options, error, text):
+    for inplace in (False, True):
+        with pytest.raises(error, match=text):
+            fxsparse.compile(model, inplace=inplace, **{"min_elements": 0, **options})
+        assert type(model[0]) is nn.Linear
+
+
+def test_not_a_module():
+    with pytest.raises(TypeError, match="expected an nn.Module, got function"):
+        fxsparse.compile(lambda x: x)
+
+
+def test_scripted(model):
+    for scripted in (torch.jit.script(model), torch.jit.trace(model, torch.zeros(1, 64))):
+        with pytest.raises(TypeError, match="before it is scripted"):
+            fxsparse.compile(scripted)
+
+
+def test_already_compiled(model):
+    sparse = fxsparse.compile(model, min_elements=0)
+    with pytest.raises(ValueError, match=r"0.weight_packed is packed already.*to_dense"):
+        fxsparse.compile(sparse)
+
+
+def test_a_model_with_values_elsewhere(model):
+    with pytest.raises(ValueError, match="0.weight is on the meta device"):
+        fxsparse.compile(model.to("meta"))
+
+
+def test_a_model_on_another_device(model, monkeypatch):
+    class Elsewhere(nn.Parameter):
+        device = torch.device("cuda", 0)
+
+    model[2].weight = Elsewhere(model[2].weight.detach())
+    with pytest.raises(ValueError, match=r"2.weight is on cuda:0: expected a model on the CPU"):
+        fxsparse.compile(model)
+
+
+def test_a_lazy_model():
+    with pytest.raises(ValueError, match="0.weight has no shape yet"):
+        fxsparse.compile(nn.Sequential(nn.LazyLinear(8)))
+
+
+def test_wrappers_are_taken_off(model):
+    x = torch.randn(3, 64)
+    for wrapped in (nn.DataParallel(model), torch.compile(model)):
+        sparse = fxsparse.compile(wrapped, min_elements=0)
+        assert [row.path for row in sparse.report.rows] == ["0.weight", "2.weight"]
+        torch.testing.assert_close(sparse(x), model(x))
+
+
+def test_distributed_data_parallel_is_taken_off(model, tmp_path):
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        sparse = fxsparse.compile(nn.parallel.DistributedDataParallel(model), min_elements=0)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert sparse.report.rewritten == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int32, torch.float8_e4m3fn])
+def test_a_weight_of_another_dtype_stays(model, dtype):
+    model[0].weight = nn.Parameter(model[0].weight.detach().to(dtype), requires_grad=False)
+    report = fxsparse.compile(model, min_elements=0).report
+    assert report.rows[0].status == "dense"
+    assert f"dtype {dtype} is not supported" in report.rows[0].reason
+    assert report.rows[1].status == "sparse"
+
+
+def test_a_quantized_module_stays(model):
+    quantized = torch.ao.nn.quantized.dynamic.Linear(64, 64)
+    both = nn.Sequential(model, quantized).eval()
+    sparse = fxsparse.compile(both, min_elements=0)
+    assert sparse.report.rewritten == 2
+    x = torch.randn(3, 64)
+    torch.testing.assert_close(sparse(x), both(x))
+
+
+def test_an_already_sparse_tensor_stays(model):
+    for layout in ("to_sparse", "to_sparse_csr"):
+        model[0].weight = nn.Parameter(getattr(model[0].weight.detach().to_dense(), layout)())
+        report = fxsparse.compile(model, min_elements=0).report
+        assert "call .to_dense() before compile" in report.rows[0].reason
+        assert report.rewritten == 1
+
+
+def test_wrong_inputs_at_call_time(model):
+    sparse = fxsparse.compile(model, min_elements=0)
+    with pytest.raises(RuntimeError, match=r"expected x with 64 values in its last dimension.*\[2, 63\]"):
+        sparse(torch.zeros(2, 63))
+    with pytest.raises(RuntimeError, match="expected x of dtype float32.*got float64"):
+        sparse(torch.zeros(2, 64, dtype=torch.float64))
+    with pytest.raises((RuntimeError, ValueError), match="meta"):
+        sparse(torch.zeros(2, 64, device="meta"))
+    assert sparse(torch.zeros(0, 64)).shape == (0, 64)
+
+
+def test_a_failed_compile_in_place_changes_nothing(model):
+    nn.utils.prune.l1_unstructured(model[0], "weight", 0.5)
+    before = {key: id(value) for key, value in model.named_parameters()}
+    with pytest.raises(ValueError, match="matches no weight"):
+        fxsparse.compile(model, inplace=True, exclude=["nothing"])
+    assert {key: id(value) for key, value in model.named_parameters()} == before
+    assert nn.utils.prune.is_pruned(model)
+
+
+def test_running_out_of_memory_in_place_leaves_a_right_model(model, monkeypatch):
+    from fxsparse.passes import install
+
+    x = torch.randn(3, 64)
+    expected = model(x)
+    real, calls = install.pack, []
+
+    def pack(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 2:
+            raise MemoryError("no memory")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(install, "pack", pack)
+    with pytest.raises(MemoryError):
+        fxsparse.compile(model, min_elements=0, inplace=True)
+    assert [type(model[i]) for i in (0, 2)] == [fxsparse.SparseLinear, nn.Linear]
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_verification_names_the_output_and_the_difference(model, monkeypatch):
+    from fxsparse.passes import install
+
+    real = install.pack
+    monkeypatch.setattr(install, "pack", lambda weight, **kw: real(weight.detach() * 2, **kw))
+    with pytest.raises(fxsparse.VerificationError, match=r"at output: values differ by"):
+        fxsparse.compile(model, (torch.randn(3, 64),), min_elements=0)
+
+
+def test_to_dense_wants_a_module():
+    with pytest.raises(TypeError, match="expected an nn.Module, got Tensor"):
+        fxsparse.to_dense(torch.zeros(3))
+
+
+def test_from_linear_wants_a_linear():
+    with pytest.raises(TypeError, match="expected an nn.Linear, got Conv2d"):
+        fxsparse.SparseLinear.from_linear(nn.Conv2d(1, 1, 1))
