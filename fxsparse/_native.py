@@ -23,7 +23,7 @@ try:
 except OSError as error:
     raise _missing(f"libfxsparse.so does not load: {error}") from error
 try:
-    from . import _C
+    from . import _C  # type: ignore[attr-defined]
 except ImportError as error:
     raise _missing(f"_C does not load: {error}") from error
 

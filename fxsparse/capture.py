@@ -187,7 +187,7 @@ def _graph_module(
     traced = SparseGraphModule(attributes, graph, type(own).__name__)
     traced.training = own.training
     registered = dict(own.named_buffers(remove_duplicate=False))
-    for path, buffer in list(traced.named_buffers(remove_duplicate=False)):
+    for path, _ in list(traced.named_buffers(remove_duplicate=False)):
         if path not in registered:
             constants.append(path)
     for path, tensor in [*own.named_parameters(remove_duplicate=False), *registered.items()]:
@@ -216,7 +216,9 @@ def _place(traced: fx.GraphModule, own: torch.nn.Module, path: str, tensor: torc
         module._buffers.pop(last, None)
         module._parameters[last] = tensor  # type: ignore[assignment]
     else:
-        module.register_buffer(last, tensor, persistent=last not in source._non_persistent_buffers_set)
+        module.register_buffer(
+            last, tensor, persistent=last not in source._non_persistent_buffers_set
+        )
 
 
 def _trace_parts(root: torch.nn.Module) -> None:
@@ -256,7 +258,11 @@ def _is_only_forward(module: torch.nn.Module) -> bool:
     for cls in type(module).__mro__:
         if cls is torch.nn.Module:
             return True
-        public = (name for name, value in vars(cls).items() if callable(value) or isinstance(value, property))
+        public = (
+            name
+            for name, value in vars(cls).items()
+            if callable(value) or isinstance(value, property)
+        )
         if any(not name.startswith("_") and name not in allowed for name in public):
             return False
     return False

@@ -15,7 +15,7 @@ def unwrap(model: object) -> torch.nn.Module:
         torch._dynamo.eval_frame.OptimizedModule,
     )
     while isinstance(model, wrappers):
-        model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
+        model = getattr(model, "_orig_mod", None) or getattr(model, "module")  # noqa: B009
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError(
             f"expected a Python nn.Module, got a {type(model).__name__}: compile the model before it is "
@@ -30,19 +30,23 @@ def check_model(model: torch.nn.Module) -> None:
     """Raise a ``ValueError`` for a model whose weights are not plain tensors with values on the CPU."""
     for path, module in model.named_modules():
         if type(module).__name__ in ("FullyShardedDataParallel", "FSDPModule"):
-            raise ValueError(f"{path or 'the model'} is sharded (FSDP): gather the full model first")
+            raise ValueError(
+                f"{path or 'the model'} is sharded (FSDP): gather the full model first"
+            )
         if names := packed_names(module):
             raise ValueError(
                 f"{f'{path}.{names[0]}'.lstrip('.')} is packed already: expected a dense model; "
                 "pass the original, or fxsparse.to_dense(module)"
             )
     for path, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+        if torch.nn.parameter.is_lazy(tensor):
             raise ValueError(f"{path} has no shape yet (a lazy module): run the model once first")
         if type(tensor).__name__ == "DTensor":
             raise ValueError(f"{path} is sharded (a DTensor): gather the full model first")
         if tensor.is_meta:
-            raise ValueError(f"{path} is on the meta device and has no values: load the weights first")
+            raise ValueError(
+                f"{path} is on the meta device and has no values: load the weights first"
+            )
         if tensor.device.type != "cpu":
             raise ValueError(
                 f"{path} is on {tensor.device}: expected a model on the CPU; call model.cpu() first"

@@ -110,7 +110,9 @@ def compile(
     if not any(decision.sparse for decision in plan.decisions):
         report = plan.report(plan.captured.root)
         _attach(model, report)
-        warnings.warn(f"nothing was rewritten: {_why_nothing(report)}", NothingRewrittenWarning, stacklevel=2)
+        warnings.warn(
+            f"nothing was rewritten: {_why_nothing(report)}", NothingRewrittenWarning, stacklevel=2
+        )
         return model
     if inplace:
         gc.collect()  # a trace leaves reference cycles that still hold the dense weights
@@ -158,8 +160,10 @@ class _Request:
             raise ValueError("verify=True: expected example_inputs to verify on, got none")
         unwrapped = unwrap(model)
         check_model(unwrapped)
-        wanted = inputs is not None and verify is not False
-        return cls(unwrapped, checked, capture, Reference(unwrapped, inputs) if wanted else None)
+        reference = None
+        if inputs is not None and verify is not False:
+            reference = Reference(unwrapped, inputs)
+        return cls(unwrapped, checked, capture, reference)
 
     def rehearse(self) -> _Plan:
         """The plan for a copy of the model that shares its weights."""
@@ -191,7 +195,9 @@ class _Plan:
 
     def report(self, result: torch.nn.Module | None = None) -> RewriteReport:
         """The report; its bytes are counted in ``result`` where that is given, and must agree."""
-        rows = [report_row(weight, decision) for weight, decision in zip(self.weights, self.decisions)]
+        rows = [
+            report_row(weight, decision) for weight, decision in zip(self.weights, self.decisions)
+        ]
         stored = self.dense_bytes - sum(row.saved_bytes for row in rows)
         if result is not None and module_bytes(result) != stored:
             raise RuntimeError(
@@ -227,7 +233,7 @@ def _apply(plan: _Plan) -> torch.nn.Module:
 
 
 def _attach(module: torch.nn.Module, report: RewriteReport) -> None:
-    module.report = report
+    module.report = report  # type: ignore[assignment]
     if isinstance(module, fx.GraphModule):  # fx keeps on deepcopy what is named here
         module.meta.setdefault("_user_preserved_attributes", {})["report"] = report
 
@@ -244,7 +250,9 @@ def _warn_of_conflicts(weight: Weight, options: Options) -> None:
 
 def _why_nothing(report: RewriteReport) -> str:
     if not report.rows:
-        return "the model has no weights of linear, matmul, attention, convolution or recurrent layers"
+        return (
+            "the model has no weights of linear, matmul, attention, convolution or recurrent layers"
+        )
     if not report.candidates:
         most = max(report.rows, key=lambda row: row.sparsity)
         return (

@@ -11,7 +11,7 @@ from . import ops
 from .clone import share_clone
 from .modules import SparseLinear
 from .packing import SUFFIX, header, unpack
-from .state import _receive, packed_names
+from .state import packed_names, receive
 from .weight_view import WeightView
 
 
@@ -79,7 +79,7 @@ def _restore(
         else:
             module.register_buffer(attribute, weight)
         for key, hook in list(module._load_state_dict_pre_hooks.items()):
-            if getattr(hook, "hook", None) is _receive:
+            if getattr(hook, "hook", None) is receive:
                 del module._load_state_dict_pre_hooks[key]
     for name, child in module._modules.items():
         if child is not None:
@@ -99,7 +99,7 @@ def _weight(packed: torch.Tensor, dense: dict[int, torch.Tensor]) -> torch.Tenso
 def _linear(sparse: SparseLinear, dense: dict[int, torch.Tensor]) -> torch.nn.Linear:
     linear = torch.nn.utils.skip_init(torch.nn.Linear, 1, 1, bias=False)
     linear.in_features, linear.out_features = sparse.in_features, sparse.out_features
-    linear.weight = _weight(sparse.weight_packed, dense)  # type: ignore[assignment]
+    linear.weight = _weight(sparse.weight_packed, dense)
     linear.bias = sparse.bias
     own = {"weight_dtype", "threads", "_buffers", "_parameters", "_load_state_dict_pre_hooks"}
     for key, value in sparse.__dict__.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import sys
@@ -45,7 +46,5 @@ def release_free_memory() -> None:
     """Give freed heap memory back to the system (glibc keeps it otherwise)."""
     gc.collect()
     if sys.platform == "linux":
-        try:
+        with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL("libc.so.6").malloc_trim(0)
-        except (OSError, AttributeError):
-            pass

@@ -25,7 +25,10 @@ class SparseLinear(torch.nn.Module):
     weight_packed: torch.Tensor
 
     def __init__(
-        self, packed: torch.Tensor, bias: torch.nn.Parameter | None = None, threads: int | None = None
+        self,
+        packed: torch.Tensor,
+        bias: torch.nn.Parameter | None = None,
+        threads: int | None = None,
     ) -> None:
         super().__init__()
         head = header(packed)

@@ -24,7 +24,9 @@ def _check(
     what: str, x: torch.Tensor, packed: torch.Tensor, features: int, dtype: torch.dtype
 ) -> None:
     if x.device != packed.device:
-        raise ValueError(f"expected {what} on {packed.device} (the packed weight's), got {x.device}")
+        raise ValueError(
+            f"expected {what} on {packed.device} (the packed weight's), got {x.device}"
+        )
     if x.dim() == 0 or x.shape[-1] != features:
         raise ValueError(f"expected {what} of shape (..., {features}), got {tuple(x.shape)}")
     if x.dtype != dtype:

@@ -74,10 +74,16 @@ class Options:
         ):
             for pattern in patterns:
                 if not matches(pattern, paths):
-                    close = difflib.get_close_matches(pattern, paths, n=3, cutoff=0.3) or list(paths[:3])
+                    close = difflib.get_close_matches(pattern, paths, n=3, cutoff=0.3) or list(
+                        paths[:3]
+                    )
                     raise ValueError(
                         f"{option}: the pattern {pattern!r} matches no weight path; "
-                        + (f"closest: {', '.join(close)}" if close else "the model has no weights to match")
+                        + (
+                            f"closest: {', '.join(close)}"
+                            if close
+                            else "the model has no weights to match"
+                        )
                     )
 
     def threads_for(self, paths: Sequence[str]) -> tuple[int | None, set[int]]:
@@ -95,7 +101,9 @@ def matches(pattern: str, paths: Iterable[str]) -> bool:
 
 def check_capture(capture: str) -> None:
     if capture not in CAPTURES:
-        raise ValueError(f"capture: expected one of {', '.join(map(repr, CAPTURES))}, got {capture!r}")
+        raise ValueError(
+            f"capture: expected one of {', '.join(map(repr, CAPTURES))}, got {capture!r}"
+        )
     if capture == "export":
         raise NotImplementedError(
             "capture='export' is not available yet: use capture='auto', 'trace' or 'modules'"

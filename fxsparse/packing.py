@@ -80,7 +80,15 @@ def pack(
     nnz = _C.count_nonzeros(weight.data_ptr(), rows, cols, *strides, name)
     packed = torch.empty(_C.packed_bytes(format, rows, cols, nnz, name), dtype=torch.uint8)
     _C.pack(
-        weight.data_ptr(), rows, cols, *strides, name, format, flags, packed.data_ptr(), packed.numel()
+        weight.data_ptr(),
+        rows,
+        cols,
+        *strides,
+        name,
+        format,
+        flags,
+        packed.data_ptr(),
+        packed.numel(),
     )
     return packed
 
@@ -124,4 +132,6 @@ def _check_container(packed: torch.Tensor) -> None:
             f"got {packed.dim()}-D {packed.dtype} on {packed.device}"
         )
     if not packed.is_contiguous():
-        raise ValueError("expected a contiguous packed weight, got a strided view: call .contiguous()")
+        raise ValueError(
+            "expected a contiguous packed weight, got a strided view: call .contiguous()"
+        )

@@ -86,7 +86,9 @@ class RewriteReport:
         )
 
     def __str__(self) -> str:
-        return f"{self._table('simple')}\n{self.summary()}" + (f"\nby modules: {self.note}" if self.note else "")
+        return f"{self._table('simple')}\n{self.summary()}" + (
+            f"\nby modules: {self.note}" if self.note else ""
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Rows and totals as plain Python data."""
@@ -125,7 +127,17 @@ class RewriteReport:
         return pandas.DataFrame([dataclasses.asdict(row) for row in self.rows])
 
     def _table(self, style: str) -> str:
-        header = ("weight", "op", "shape", "sparsity", "status", "format", "dense", "stored", "reason")
+        header = (
+            "weight",
+            "op",
+            "shape",
+            "sparsity",
+            "status",
+            "format",
+            "dense",
+            "stored",
+            "reason",
+        )
         cells = [
             (
                 row.path + (f" (+{len(row.aliases)} names)" if row.aliases else ""),

@@ -20,11 +20,12 @@ def packed_names(module: torch.nn.Module) -> list[str]:
 
 def guard_packed(module: torch.nn.Module) -> None:
     """Have every packed weight that ``module`` receives checked, resized or made from a dense one."""
-    if not any(hook.hook is _receive for hook in module._load_state_dict_pre_hooks.values()):
-        module.register_load_state_dict_pre_hook(_receive)
+    hooks = module._load_state_dict_pre_hooks.values()
+    if not any(getattr(hook, "hook", None) is receive for hook in hooks):
+        module.register_load_state_dict_pre_hook(receive)
 
 
-def _receive(
+def receive(
     module: torch.nn.Module,
     state_dict: dict[str, Any],
     prefix: str,
@@ -62,7 +63,9 @@ def _incoming(
 ) -> torch.Tensor | None:
     """The packed weight that ``state_dict`` brings for ``own``, checked; None where it brings none."""
     if own.is_meta:
-        raise ValueError(f"{key}: the module is on the meta device: call to_empty(device='cpu') first")
+        raise ValueError(
+            f"{key}: the module is on the meta device: call to_empty(device='cpu') first"
+        )
     expected = header(own)
     if key in state_dict:
         new = state_dict[key]
@@ -74,7 +77,11 @@ def _incoming(
         new, got = _from_dense(state_dict.pop(dense_key), expected, dense_key)
     else:
         return None
-    if (got.shape, got.dtype, got.transposed) != (expected.shape, expected.dtype, expected.transposed):
+    if (got.shape, got.dtype, got.transposed) != (
+        expected.shape,
+        expected.dtype,
+        expected.transposed,
+    ):
         raise ValueError(f"{key}: expected {_describe(expected)}, got {_describe(got)}")
     return new
 
@@ -82,7 +89,9 @@ def _incoming(
 def _from_dense(weight: torch.Tensor, expected: Header, key: str) -> tuple[torch.Tensor, Header]:
     shape = expected.shape[::-1] if expected.transposed else expected.shape
     if tuple(weight.shape) != shape or weight.dtype not in DTYPES:
-        raise ValueError(f"{key}: expected a dense weight of {shape}, got {tuple(weight.shape)} {weight.dtype}")
+        raise ValueError(
+            f"{key}: expected a dense weight of {shape}, got {tuple(weight.shape)} {weight.dtype}"
+        )
     weight = weight.to("cpu", expected.dtype)
     packed = pack(weight, transposed=expected.transposed, is_buffer=expected.is_buffer)
     if packed.numel() >= weight.numel() * weight.element_size():
@@ -94,4 +103,6 @@ def _from_dense(weight: torch.Tensor, expected: Header, key: str) -> tuple[torch
 
 
 def _describe(head: Header) -> str:
-    return f"a packed weight of {head.shape} {head.dtype}" + (" (transposed)" if head.transposed else "")
+    return f"a packed weight of {head.shape} {head.dtype}" + (
+        " (transposed)" if head.transposed else ""
+    )

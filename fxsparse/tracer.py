@@ -27,8 +27,8 @@ _FUNCTIONAL = os.path.join(_TORCH, "nn", "functional.py")
 class WatchedProxy(fx.Proxy):
     """A proxy that reports ``isinstance`` tests on itself and keeps in-place operators in place."""
 
-    @property
-    def __class__(self) -> type:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
         caller = sys._getframe(1)
         tracer = object.__getattribute__(self, "tracer")
         if not caller.f_code.co_filename.startswith(_TORCH) and isinstance(tracer, WatchedTracer):
@@ -46,7 +46,18 @@ def _inplace(name: str) -> Any:
 
 
 # Without these, Python turns `x += y` on a proxy into `x = x + y`: aliases of x lose the update.
-for _name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor"):
+for _name in (
+    "iadd",
+    "isub",
+    "imul",
+    "itruediv",
+    "ifloordiv",
+    "imod",
+    "ipow",
+    "iand",
+    "ior",
+    "ixor",
+):
     setattr(WatchedProxy, f"__{_name}__", _inplace(_name))
 
 
@@ -128,7 +139,7 @@ class WatchedTracer(fx.Tracer):
                 self.distrust(f"a {type(a).__name__} would become a plain dict")
         elif issubclass(type(a), (list, tuple)) and type(a) not in (list, tuple, torch.Size):
             if not hasattr(a, "_fields") and not type(a).__module__.startswith("torch.fx"):
-                self.distrust(f"a {type(a).__name__} would become a plain {type(a).__base__.__name__}")
+                self.distrust(f"a {type(a).__name__} would become a plain list or tuple")
         return super().create_arg(a)
 
 
@@ -168,7 +179,8 @@ def _watch_calls(tracer: WatchedTracer, frame: types.FrameType, event: str, arg:
 def _compared_with_none(code: types.CodeType) -> tuple[str, ...]:
     """Arguments of a function that it compares with ``None`` by ``is`` or ``is not``."""
     arguments = set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
-    found, loads = [], []
+    found: list[str] = []
+    loads: list[str] = []
     for op in dis.get_instructions(code):
         tests_none = "NONE" in op.opname and op.opname.startswith(("POP_JUMP", "JUMP"))
         if tests_none or (op.opname == "IS_OP" and "None" in loads[-2:]):

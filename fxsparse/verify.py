@@ -25,7 +25,8 @@ def check_inputs(example_inputs: object) -> Inputs | None:
         return example_inputs
     raise TypeError(
         "example_inputs: expected a tuple of positional or a dict of keyword inputs, "
-        f"got {type(example_inputs).__name__}" + (": write (x,)" if isinstance(example_inputs, torch.Tensor) else "")
+        f"got {type(example_inputs).__name__}"
+        + (": write (x,)" if isinstance(example_inputs, torch.Tensor) else "")
     )
 
 

@@ -25,7 +25,9 @@ class WeightView(torch.Tensor):
     def __new__(cls, packed: torch.Tensor, head: Header | None = None) -> WeightView:
         head = head or header(packed)
         shape = head.shape[::-1] if head.transposed else head.shape
-        self = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=head.dtype, device=packed.device)
+        self = torch.Tensor._make_wrapper_subclass(
+            cls, shape, dtype=head.dtype, device=packed.device
+        )
         self.packed = packed
         return self
 
@@ -56,5 +58,5 @@ class WeightView(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return WeightView, (self.packed,)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"WeightView(shape={tuple(self.shape)}, dtype={self.dtype}, packed={self.packed.numel()} bytes)"

@@ -17,9 +17,30 @@ from .record import Site, Weight
 
 #: Functions and methods that multiply by a weight in a way that is not rewritten.
 _MULTIPLIES = frozenset(
-    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d bilinear einsum tensordot "
-    "bmm baddbmm addbmm mv addmv matmul mm addmm linear multi_head_attention_forward dot inner "
-    "scaled_dot_product_attention".split()
+    [
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "conv_transpose1d",
+        "conv_transpose2d",
+        "conv_transpose3d",
+        "bilinear",
+        "einsum",
+        "tensordot",
+        "bmm",
+        "baddbmm",
+        "addbmm",
+        "mv",
+        "addmv",
+        "matmul",
+        "mm",
+        "addmm",
+        "linear",
+        "multi_head_attention_forward",
+        "dot",
+        "inner",
+        "scaled_dot_product_attention",
+    ]
 )
 
 
@@ -44,7 +65,7 @@ def collect(root: torch.nn.Module, trees: list[torch.nn.Module]) -> list[Weight]
         reads.setdefault(found.path, []).append(found)
 
     groups: dict[int, list[tuple[str, torch.Tensor]]] = {}
-    named = [*root.named_parameters(remove_duplicate=False)]
+    named: list[tuple[str, torch.Tensor]] = [*root.named_parameters(remove_duplicate=False)]
     named += [item for item in root.named_buffers(remove_duplicate=False) if item[0] in reads]
     for path, tensor in named:
         groups.setdefault(_key(tensor), []).append((path, tensor))
@@ -52,9 +73,9 @@ def collect(root: torch.nn.Module, trees: list[torch.nn.Module]) -> list[Weight]
     owners = _owners(trees)
     weights = []
     for key, group in groups.items():
-        found = [r for path, _ in group for r in reads.get(path, [])]
-        if any(r.listed for r in found):
-            weights.append(_weight(group, found, owners.get(key, [])))
+        readers = [r for path, _ in group for r in reads.get(path, [])]
+        if any(r.listed for r in readers):
+            weights.append(_weight(group, readers, owners.get(key, [])))
     return weights
 
 
@@ -66,13 +87,17 @@ def graphs(root: torch.nn.Module) -> Iterator[tuple[str, fx.GraphModule]]:
 
 
 def _weight(
-    group: list[tuple[str, torch.Tensor]], reads: list[_Read], owners: list[tuple[torch.nn.Module, str]]
+    group: list[tuple[str, torch.Tensor]],
+    reads: list[_Read],
+    owners: list[tuple[torch.nn.Module, str]],
 ) -> Weight:
     path, tensor = group[0]
     listed = next(r for r in reads if r.listed)
     sites = [r.site for r in reads if r.site is not None]
     reason = next((r.reason for r in reads if r.reason is not None), None)
-    views = {(t.data_ptr(), t.shape, t.stride(), t.dtype) for _, t in group if t.layout == torch.strided}
+    views = {
+        (t.data_ptr(), t.shape, t.stride(), t.dtype) for _, t in group if t.layout == torch.strided
+    }
     if reason is None and len(views) > 1:
         reason = f"shares its memory with {group[1][0]!r} in another form"
     if reason is None and len({site.transposed for site in sites}) > 1:
@@ -146,7 +171,12 @@ def _call_reads(graph_module: fx.GraphModule, node: fx.Node, prefix: str) -> Ite
     path = f"{prefix}{node.target}"
     module = graph_module.get_submodule(str(node.target))
     if is_plain_linear(module):
-        yield _Read(f"{path}.weight", "nn.Linear", True, Site(node.name, "nn.Linear", False, graph_module, node))
+        yield _Read(
+            f"{path}.weight",
+            "nn.Linear",
+            True,
+            Site(node.name, "nn.Linear", False, graph_module, node),
+        )
         if module.bias is not None:
             yield _Read(f"{path}.bias", "nn.Linear", False, reason="read as a bias")
     else:
@@ -160,7 +190,11 @@ def _attribute_reads(graph_module: fx.GraphModule, node: fx.Node, prefix: str) -
         return
     for user in view_users(graph_module, node):
         multiply = user.meta.get(META)
-        if multiply is not None and multiply.path == target and _reads_only_as_weight(graph_module, user):
+        if (
+            multiply is not None
+            and multiply.path == target
+            and _reads_only_as_weight(graph_module, user)
+        ):
             site = Site(user.name, multiply.op, multiply.transposed, graph_module, user)
             yield _Read(prefix + target, multiply.op, True, site)
             continue
@@ -184,5 +218,7 @@ def _constant_path(value: object) -> str | None:
     while isinstance(value, fx.Node):
         if value.op == "get_attr":
             return str(value.target)
-        value = value.args[0] if value.args and value.op in ("call_method", "call_function") else None
+        value = (
+            value.args[0] if value.args and value.op in ("call_method", "call_function") else None
+        )
     return None

@@ -56,7 +56,9 @@ def _unsupported(tensor: torch.Tensor) -> str | None:
     if tensor.layout != torch.strided:
         return f"already a {tensor.layout} tensor: call .to_dense() before compile"
     if tensor.dtype not in DTYPES:
-        return f"dtype {tensor.dtype} is not supported: expected float32, float64, bfloat16 or float16"
+        return (
+            f"dtype {tensor.dtype} is not supported: expected float32, float64, bfloat16 or float16"
+        )
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return f"a {type(tensor).__name__} is not a plain tensor"
     return None

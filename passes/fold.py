@@ -40,7 +40,7 @@ def _fold(module: torch.nn.Module, key: int, name: str) -> None:
     del module._buffers[name + "_mask"]
     module.__dict__.pop(name, None)
     # Same place among the parameters as a module that was never pruned.
-    renamed = {name: weight}
+    renamed: dict[str, torch.nn.Parameter | None] = {name: weight}
     del module._parameters[name + "_orig"]
     renamed.update(module._parameters)
     module._parameters.clear()

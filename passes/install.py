@@ -61,7 +61,7 @@ class Installer:
 
     def _replace(self, linear: torch.nn.Module, packed: torch.Tensor, threads: int | None) -> None:
         bias = linear._parameters.get("bias")
-        sparse = SparseLinear(packed, bias, threads)  # type: ignore[arg-type]
+        sparse = SparseLinear(packed, bias, threads)
         sparse.train(linear.training)
         for key in _HOOKS:
             sparse.__dict__[key] = linear.__dict__[key]

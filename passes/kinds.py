@@ -44,8 +44,15 @@ def module_weights(module: nn.Module) -> list[tuple[str, str, str | None]]:
     """The weights of one module as (attribute, operation, reason to stay dense or None)."""
     if isinstance(module, nn.Linear):
         if not _has_weight(module):
-            return [(name, "nn.Linear", "its weight is recomputed at every call (hook or parametrization)")
-                    for name, p in module._parameters.items() if p is not None and p.dim() >= 2]
+            return [
+                (
+                    name,
+                    "nn.Linear",
+                    "its weight is recomputed at every call (hook or parametrization)",
+                )
+                for name, p in module._parameters.items()
+                if p is not None and p.dim() >= 2
+            ]
         reason = None
         if not is_linear(module):
             reason = f"{type(module).__name__} has a forward of its own"

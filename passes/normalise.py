@@ -65,7 +65,11 @@ METHODS: dict[str, Spelling] = {
 }
 
 #: Views that swap the two dimensions of a matrix, with the arguments they need for that.
-_SWAPS = {"t": [()], "transpose": [(0, 1), (1, 0), (-1, -2), (-2, -1)], "permute": [(1, 0), ((1, 0),)]}
+_SWAPS: dict[str, tuple[tuple[Any, ...], ...]] = {
+    "t": ((),),
+    "transpose": ((0, 1), (1, 0), (-1, -2), (-2, -1)),
+    "permute": ((1, 0), ((1, 0),)),
+}
 _SWAP_ATTRIBUTES = ("T", "mT")
 _SWAP_FUNCTIONS = {torch.t: "t", torch.transpose: "transpose", torch.permute: "permute"}
 _SAME = ("contiguous", "detach")
@@ -119,7 +123,9 @@ def view_users(graph_module: fx.GraphModule, node: fx.Node) -> list[fx.Node]:
 
 def _read_module(graph_module: fx.GraphModule, node: fx.Node) -> Operands | None:
     module = graph_module.get_submodule(str(node.target))
-    if not is_plain_linear(module) and not (isinstance(module, SparseLinear) and not has_hooks(module)):
+    if not is_plain_linear(module) and not (
+        isinstance(module, SparseLinear) and not has_hooks(module)
+    ):
         return None
     x = node.args[0] if node.args else node.kwargs.get("input")
     return Operands(Multiply(f"{node.target}.weight", "nn.Linear"), x)
@@ -131,7 +137,9 @@ def _bind(spelling: Spelling, node: fx.Node) -> dict[str, Any] | None:
     arguments.update(node.kwargs)
     extra = set(arguments) - set(spelling.names)
     known = extra <= {"beta", "alpha"} and all(arguments[name] == 1 for name in extra)
-    complete = len(node.args) <= len(spelling.names) and {spelling.x, spelling.weight} <= set(arguments)
+    complete = len(node.args) <= len(spelling.names) and {spelling.x, spelling.weight} <= set(
+        arguments
+    )
     return arguments if known and complete else None
 
 
@@ -145,13 +153,15 @@ def _constant(graph_module: fx.GraphModule, value: Any) -> tuple[str, bool] | No
         if swap is None:
             return None
         swapped ^= swap
-        value = value.args[0]  # type: ignore[assignment]
+        value = value.args[0]
         if not isinstance(value, fx.Node):
             return None
     path = str(value.target)
     tensor = attribute(graph_module, path)
     is_matrix = isinstance(tensor, torch.Tensor) and tensor.dim() == 2
-    return (path, swapped) if is_matrix or attribute(graph_module, path + SUFFIX) is not None else None
+    return (
+        (path, swapped) if is_matrix or attribute(graph_module, path + SUFFIX) is not None else None
+    )
 
 
 def attribute(module: torch.nn.Module, path: str) -> Any:
@@ -177,4 +187,4 @@ def _swaps(node: fx.Node) -> bool | None:
         return None
     if name in _SAME and not rest:
         return False
-    return True if rest in _SWAPS.get(name, []) else None
+    return True if rest in _SWAPS.get(name, ()) else None

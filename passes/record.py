@@ -78,4 +78,3 @@ class Decision:
     stored_bytes: int
     format: str = ""
     threads: int | None = None
-

@@ -27,7 +27,7 @@ def mark(weight: Weight, decision: Decision) -> None:
 class Rewrite(PassBase):
     """Replaces every marked node by ``torch.ops.fxsparse.linear``; views left without use go.
 
-    Runs after the packed weights are installed. """
+    Runs after the packed weights are installed."""
 
     def call(self, graph_module: fx.GraphModule) -> PassResult:
         modified = False
@@ -45,14 +45,25 @@ class Rewrite(PassBase):
         path, bias, inputs = operands.multiply.path, operands.bias, list(node.all_input_nodes)
         with graph.inserting_before(node):
             packed = graph.create_node("get_attr", path + SUFFIX)
-            if node.op == "call_module" and attribute(graph_module, f"{node.target}.bias") is not None:
+            if (
+                node.op == "call_module"
+                and attribute(graph_module, f"{node.target}.bias") is not None
+            ):
                 bias = graph.create_node("get_attr", f"{node.target}.bias")
             added = operands.added
             if _is_bias(graph_module, added, call):
                 bias, added = added, None
             new = graph.call_function(
                 ops.linear,
-                (operands.x, packed, bias, call.out_features, call.in_features, call.dtype, call.threads),
+                (
+                    operands.x,
+                    packed,
+                    bias,
+                    call.out_features,
+                    call.in_features,
+                    call.dtype,
+                    call.threads,
+                ),
             )
             if added is not None:
                 new = graph.call_function(torch.add, (new, added))

@@ -282,7 +282,9 @@ def test_untrusted_models_keep_their_class(cls):
 @pytest.mark.parametrize("cls", BY_MODULES, ids=lambda cls: cls.__name__)
 def test_asking_for_an_untrusted_trace_is_an_error(cls):
     if cls is Generates:  # a graph is asked for: that it has no generate() is no surprise
-        assert isinstance(fxsparse.compile(prune(cls()), min_elements=0, capture="trace"), fx.GraphModule)
+        assert isinstance(
+            fxsparse.compile(prune(cls()), min_elements=0, capture="trace"), fx.GraphModule
+        )
         return
     with pytest.raises(fxsparse.CaptureError, match="capture='trace'.*modules"):
         fxsparse.compile(prune(cls()), min_elements=0, capture="trace")

@@ -34,8 +34,16 @@ def model():
         ({"threads": "all"}, TypeError, "threads: expected an int"),
         ({"threads": True}, TypeError, "threads"),
         ({"threads": {"0.weight": 0}}, ValueError, r"threads\['0.weight'\]"),
-        ({"threads": {"1.weight": 1}}, ValueError, "threads: the pattern '1.weight' matches no weight"),
-        ({"include": ["encoder.*"]}, ValueError, "include: the pattern 'encoder.*'.*closest: 0.weight"),
+        (
+            {"threads": {"1.weight": 1}},
+            ValueError,
+            "threads: the pattern '1.weight' matches no weight",
+        ),
+        (
+            {"include": ["encoder.*"]},
+            ValueError,
+            "include: the pattern 'encoder.*'.*closest: 0.weight",
+        ),
         ({"exclude": ["2.bias"]}, ValueError, "exclude: the pattern '2.bias'.*closest: 2.weight"),
         ({"include": "0.weight"}, TypeError, "include: expected a sequence"),
         ({"example_inputs": torch.zeros(1, 64)}, TypeError, r"example_inputs.*write \(x,\)"),
@@ -132,7 +140,9 @@ def test_an_already_sparse_tensor_stays(model):
 
 def test_wrong_inputs_at_call_time(model):
     sparse = fxsparse.compile(model, min_elements=0)
-    with pytest.raises(RuntimeError, match=r"expected x with 64 values in its last dimension.*\[2, 63\]"):
+    with pytest.raises(
+        RuntimeError, match=r"expected x with 64 values in its last dimension.*\[2, 63\]"
+    ):
         sparse(torch.zeros(2, 63))
     with pytest.raises(RuntimeError, match="expected x of dtype float32.*got float64"):
         sparse(torch.zeros(2, 64, dtype=torch.float64))

@@ -64,7 +64,11 @@ def test_infinite_activations_meet_dropped_zeros_as_in_dense(linear, sparse):
 def test_the_weight_is_there_without_storage(linear, sparse):
     weight = sparse.weight
     assert isinstance(weight, WeightView)
-    assert (weight.shape, weight.dtype, weight.device) == (linear.weight.shape, torch.float32, torch.device("cpu"))
+    assert (weight.shape, weight.dtype, weight.device) == (
+        linear.weight.shape,
+        torch.float32,
+        torch.device("cpu"),
+    )
     assert torch.equal(weight.t() @ torch.eye(48), linear.weight.t())
     assert torch.equal(weight.detach()[3], linear.weight[3])
     assert "weight" not in dict(sparse.named_parameters())
@@ -110,7 +114,12 @@ def test_a_dense_checkpoint_that_would_grow_is_refused_by_name(linear, sparse):
 
 def test_a_damaged_packed_weight_is_refused(linear, sparse):
     state = copy.deepcopy(sparse.state_dict())
-    for damage in (lambda p: p[:-1], lambda p: p[:10], lambda p: p.to(torch.int32), lambda p: p * 0):
+    for damage in (
+        lambda p: p[:-1],
+        lambda p: p[:10],
+        lambda p: p.to(torch.int32),
+        lambda p: p * 0,
+    ):
         with pytest.raises(RuntimeError, match="weight_packed is not a valid packed weight"):
             sparse.load_state_dict({**state, "weight_packed": damage(state["weight_packed"])})
     columns = state["weight_packed"].clone()
@@ -124,7 +133,9 @@ def test_a_damaged_packed_weight_is_refused(linear, sparse):
 def test_a_packed_weight_of_another_shape_or_dtype_is_refused(sparse):
     for other in (nn.Linear(48, 96), nn.Linear(96, 48).double()):
         packed = fxsparse.SparseLinear.from_linear(prune(other)).weight_packed
-        with pytest.raises(RuntimeError, match=r"weight_packed: expected a packed weight of \(48, 96\)"):
+        with pytest.raises(
+            RuntimeError, match=r"weight_packed: expected a packed weight of \(48, 96\)"
+        ):
             sparse.load_state_dict({**sparse.state_dict(), "weight_packed": packed})
 
 
@@ -198,7 +209,9 @@ def test_torch_compile_in_one_graph(linear, sparse):
 @pytest.mark.parametrize("strict", [False, True])
 def test_export_save_and_load(linear, sparse, strict):
     dim = torch.export.Dim("batch")
-    exported = torch.export.export(sparse, (torch.randn(4, 96),), dynamic_shapes=({0: dim},), strict=strict)
+    exported = torch.export.export(
+        sparse, (torch.randn(4, 96),), dynamic_shapes=({0: dim},), strict=strict
+    )
     targets = [node.target for node in exported.graph.nodes]
     assert targets.count(torch.ops.fxsparse.linear.default) == 1
     buffer = io.BytesIO()

@@ -77,7 +77,10 @@ def test_totals(zoo):
     assert (report.dense_bytes, report.stored_bytes) == (before, after)
     assert report.saved_bytes == sum(row.saved_bytes for row in report.rows) == before - after
     assert report.candidates == len(report.rows)
-    assert report.weight_share == sum(r.dense_bytes for r in report.rows if r.status == "sparse") / before
+    assert (
+        report.weight_share
+        == sum(r.dense_bytes for r in report.rows if r.status == "sparse") / before
+    )
     for row in report.rows:
         assert row.saved_bytes == row.dense_bytes - row.stored_bytes >= 0
 
@@ -86,7 +89,11 @@ def test_bytes_fall_with_sparsity():
     stored = []
     for sparsity in (0.5, 0.7, 0.9, 0.98):
         torch.manual_seed(0)
-        stored.append(fxsparse.compile(prune(nn.Sequential(nn.Linear(256, 256)), sparsity)).report.stored_bytes)
+        stored.append(
+            fxsparse.compile(
+                prune(nn.Sequential(nn.Linear(256, 256)), sparsity)
+            ).report.stored_bytes
+        )
     assert stored == sorted(stored, reverse=True) and len(set(stored)) == 4
 
 

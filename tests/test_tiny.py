@@ -15,7 +15,9 @@ import fxsparse
 @pytest.fixture
 def model():
     """A pruned model whose masks are still in place."""
-    net = nn.Sequential(nn.Linear(96, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
+    net = nn.Sequential(
+        nn.Linear(96, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10)
+    )
     prune.l1_unstructured(net[0], "weight", 0.9)
     prune.l1_unstructured(net[2], "weight", 0.8)
     return net.eval()

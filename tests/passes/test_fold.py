@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from fxsparse.passes.fold import fold_masks, has_masks
 from torch import nn
 from torch.nn.utils import prune
 
 import fxsparse
-from fxsparse.passes.fold import fold_masks, has_masks
 
 METHODS = {
     "l1": lambda layer: prune.l1_unstructured(layer, "weight", 0.8),

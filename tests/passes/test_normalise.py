@@ -12,7 +12,10 @@ import fxsparse
 SPELLINGS = {
     "F.linear": ((48, 64), lambda self, x: F.linear(x, self.w)),
     "F.linear with bias": ((48, 64), lambda self, x: F.linear(x, self.w, self.b)),
-    "F.linear by keywords": ((48, 64), lambda self, x: F.linear(bias=self.b, weight=self.w, input=x)),
+    "F.linear by keywords": (
+        (48, 64),
+        lambda self, x: F.linear(bias=self.b, weight=self.w, input=x),
+    ),
     "F.linear, bias=None": ((48, 64), lambda self, x: F.linear(x, weight=self.w, bias=None)),
     "torch._C._nn.linear": ((48, 64), lambda self, x: torch._C._nn.linear(x, self.w)),
     "F.linear of w.t()": ((64, 48), lambda self, x: F.linear(x, self.w.t(), self.b)),
@@ -44,10 +47,22 @@ SPELLINGS = {
 #: Multiplies that are not rewritten: they stay as they are, and the report says why.
 KEPT = {
     "w @ x": ((48, 5), lambda self, x: self.w @ x, "forward"),
-    "addmm with alpha": ((64, 48), lambda self, x: torch.addmm(self.b, x, self.w, alpha=2), "addmm"),
+    "addmm with alpha": (
+        (64, 48),
+        lambda self, x: torch.addmm(self.b, x, self.w, alpha=2),
+        "addmm",
+    ),
     "einsum": ((48, 64), lambda self, x: torch.einsum("bk,nk->bn", x, self.w), "einsum"),
-    "multiplied and read": ((64, 64), lambda self, x: F.linear(x, self.w) * self.w.sum(), "also read by"),
-    "both ways": ((64, 64), lambda self, x: F.linear(x, self.w) @ self.w, "as it is and transposed"),
+    "multiplied and read": (
+        (64, 64),
+        lambda self, x: F.linear(x, self.w) * self.w.sum(),
+        "also read by",
+    ),
+    "both ways": (
+        (64, 64),
+        lambda self, x: F.linear(x, self.w) @ self.w,
+        "as it is and transposed",
+    ),
     "its own x": ((64, 64), lambda self, x: F.linear(self.w, self.w) + x.sum(), "also read by"),
 }
 
