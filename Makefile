@@ -37,12 +37,12 @@ lint: $(DONE)-lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror $$(git ls-files 'kernel/*.cpp' 'kernel/*.h')
+	$(BIN)/clang-format --dry-run -Werror $$(git ls-files '*.cpp' '*.h')
 
 format: $(DONE)-lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $$(git ls-files 'kernel/*.cpp' 'kernel/*.h')
+	$(BIN)/clang-format -i $$(git ls-files '*.cpp' '*.h')
 
 bench: $(DONE)-install
 	$(BIN)/python benchmarks/kernel.py

@@ -189,7 +189,7 @@ def main() -> None:
     resident = measure_resident_memory(options.sparsity)
     if resident is not None:
         rows.append(resident)
-    rows += measure_time([model, sparse], tokenizer, 0.5 if options.quick else 4)
+    rows += measure_time([model, sparse], tokenizer, 0.5 if options.quick else 3)
     print(f"all-MiniLM-L6-v2, {100 * options.sparsity:g} % zeros in every linear")
     print(comparison(rows))
     print(FOOTNOTE)
