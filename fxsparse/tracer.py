@@ -134,13 +134,17 @@ class WatchedTracer(fx.Tracer):
         return super().create_node(*args, **kwargs)
 
     def create_arg(self, a: Any) -> Any:
-        if isinstance(type(a), type) and issubclass(type(a), dict) and type(a) is not dict:
-            if not type(a).__module__.startswith("torch.fx"):
-                self.distrust(f"a {type(a).__name__} would become a plain dict")
-        elif issubclass(type(a), (list, tuple)) and type(a) not in (list, tuple, torch.Size):
-            if not hasattr(a, "_fields") and not type(a).__module__.startswith("torch.fx"):
-                self.distrust(f"a {type(a).__name__} would become a plain list or tuple")
+        if _loses_its_type(type(a)):
+            self.distrust(f"a {type(a).__name__} would become a plain container")
         return super().create_arg(a)
+
+
+def _loses_its_type(container: type) -> bool:
+    """Whether fx writes a container of this type as a plain dict, list or tuple."""
+    if container.__module__.startswith("torch.") or container in (dict, list, tuple):
+        return False
+    is_namedtuple = issubclass(container, tuple) and hasattr(container, "_fields")
+    return issubclass(container, (dict, list, tuple)) and not is_namedtuple
 
 
 def _mode() -> tuple[Any, ...]:
