@@ -1,11 +1,10 @@
 #pragma once
 
-// 512-bit vectors: AVX-512 F, BW, DQ, VL. With FXSPARSE_SIMDE the intrinsics are emulated, which is
-// how the tests run this file on CPUs without them.
+// 512-bit vectors: AVX-512 F, BW, DQ, VL.
 
-#ifdef FXSPARSE_SIMDE
-#include <simde/x86/avx512.h>
-#include <simde/x86/f16c.h>
+// The tests run this file on CPUs without AVX-512 by naming a header that emulates the intrinsics.
+#ifdef FXSPARSE_AVX512_HEADER
+#include FXSPARSE_AVX512_HEADER
 #else
 #include <immintrin.h>
 #endif
@@ -56,14 +55,8 @@ struct F32 {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(rounded));
   }
   void store(Float16* p) const {
-#ifdef FXSPARSE_SIMDE  // has no _mm512_cvtps_ph
-    float lanes[16];
-    store(lanes);
-    for (int i = 0; i < 16; ++i) narrow(lanes[i], p + i);
-#else
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                         _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
-#endif
   }
   static F32 add(F32 a, F32 b) { return {_mm512_add_ps(a.v, b.v)}; }
   static F32 fma(F32 a, F32 b, F32 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }

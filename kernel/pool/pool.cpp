@@ -96,7 +96,9 @@ class Pool {
       sigfillset(&all);
       pthread_sigmask(SIG_SETMASK, &all, &before);
       try {
-        std::thread(&Pool::work, this, workers_ + 1).detach();
+        std::thread worker(&Pool::work, this, workers_ + 1);
+        pthread_setname_np(worker.native_handle(), "fxsparse");
+        worker.detach();
       } catch (const std::system_error&) {
         threads = workers_ + 1;
       }
@@ -140,7 +142,6 @@ class Pool {
   }
 
   void work(int id) {
-    pthread_setname_np(pthread_self(), "fxsparse");
     Lane& lane = lanes_[id];
     uint64_t seen = 0;
     for (;;) {
