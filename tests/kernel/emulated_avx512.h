@@ -1,0 +1,68 @@
+// SIMDe's emulation of AVX-512, and from Intel's pseudo-code what SIMDe 0.7 lacks of it.
+#pragma once
+
+#define SIMDE_ENABLE_NATIVE_ALIASES
+#include <simde/x86/avx512.h>
+#include <simde/x86/f16c.h>
+#include <stdint.h>
+#include <string.h>
+
+#define __mmask16 simde__mmask16
+
+static inline __m512i _mm512_cvtepu16_epi32(__m256i a) {
+  uint16_t in[16];
+  uint32_t out[16];
+  memcpy(in, &a, sizeof in);
+  for (int i = 0; i < 16; ++i) out[i] = in[i];
+  __m512i r;
+  memcpy(&r, out, sizeof r);
+  return r;
+}
+
+static inline __m256i _mm512_cvtepi32_epi16(__m512i a) {
+  uint32_t in[16];
+  uint16_t out[16];
+  memcpy(in, &a, sizeof in);
+  for (int i = 0; i < 16; ++i) out[i] = (uint16_t)in[i];
+  __m256i r;
+  memcpy(&r, out, sizeof r);
+  return r;
+}
+
+static inline __m512 _mm512_cvtph_ps(__m256i a) {
+  const __m256 low = simde_mm256_cvtph_ps(simde_mm256_castsi256_si128(a));
+  const __m256 high = simde_mm256_cvtph_ps(simde_mm256_extractf128_si256(a, 1));
+  __m512 r;
+  memcpy(&r, &low, sizeof low);
+  memcpy((char*)&r + sizeof low, &high, sizeof high);
+  return r;
+}
+
+static inline __m256i _mm512_cvtps_ph(__m512 a, int rounding) {
+  (void)rounding;  // to nearest, the only one that is used
+  __m256 half[2];
+  memcpy(half, &a, sizeof half);
+  __m128i out[2];
+  for (int i = 0; i < 2; ++i) out[i] = simde_mm256_cvtps_ph(half[i], 0);
+  __m256i r;
+  memcpy(&r, out, sizeof r);
+  return r;
+}
+
+// 128-bit blocks: two of a, then two of b, chosen by two bits each.
+static inline void shuffle_blocks(const void* a, const void* b, int choice, void* out) {
+  for (int i = 0; i < 4; ++i)
+    memcpy((char*)out + 16 * i, (const char*)(i < 2 ? a : b) + 16 * (choice >> 2 * i & 3), 16);
+}
+
+static inline __m512 _mm512_shuffle_f32x4(__m512 a, __m512 b, int choice) {
+  __m512 r;
+  shuffle_blocks(&a, &b, choice, &r);
+  return r;
+}
+
+static inline __m512d _mm512_shuffle_f64x2(__m512d a, __m512d b, int choice) {
+  __m512d r;
+  shuffle_blocks(&a, &b, choice, &r);
+  return r;
+}

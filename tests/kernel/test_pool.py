@@ -1,0 +1,212 @@
+"""The thread pool: right under concurrency, fork and exit; quiet when idle."""
+
+import time
+
+import pytest
+import torch
+from kernel_support import run_ok
+
+# A weight large enough for eight threads, its result on one, and a call.
+SETUP = """
+import os, signal, threading, time
+torch.set_num_threads(1)
+torch.manual_seed(0)
+_C.set_num_threads(1)
+weight = torch.randn(1000, 800).where(torch.rand(1000, 800) < 0.5, 0.0)
+packed, x = pack(weight), torch.randn(20, 800)
+def call(threads=0):
+    return torch.ops.fxsparse.linear(x, packed, None, 1000, 800, torch.float32, threads)
+def workers():
+    names = (open(f"/proc/self/task/{t}/comm").read().strip() for t in os.listdir("/proc/self/task"))
+    return sum(name == "fxsparse" for name in names)
+expected = call(1)
+check_product(expected, x, weight)
+_C.set_num_threads(4)
+"""
+
+
+def test_workers_are_made_when_needed_and_kept():
+    script = """
+assert workers() == 0
+assert torch.equal(call(), expected)
+assert workers() == 3
+_C.set_num_threads(2)
+assert torch.equal(call(), expected)
+_C.set_num_threads(6)
+assert torch.equal(call(), expected)
+assert workers() == 5
+"""
+    run_ok(SETUP + script)
+
+
+def test_threads_is_an_upper_bound():
+    run_ok(SETUP + "assert torch.equal(call(2), expected) and workers() == 1")
+
+
+def test_small_work_stays_on_one_thread():
+    script = """
+small = pack(torch.eye(64))
+for _ in range(100):
+    torch.ops.fxsparse.linear(torch.randn(1, 64), small, None, 64, 64, torch.float32, 0)
+assert workers() == 0
+"""
+    run_ok(SETUP + script)
+
+
+def test_many_python_threads_call_at_once():
+    script = """
+wrong = []
+def loop():
+    for _ in range(100):
+        if not torch.equal(call(), expected):
+            wrong.append(1)
+callers = [threading.Thread(target=loop, daemon=True) for _ in range(4)]
+[t.start() for t in callers]; [t.join() for t in callers]
+assert not wrong
+"""
+    run_ok(SETUP + script)
+
+
+def test_the_size_may_change_while_calls_run():
+    script = """
+wrong, stop = [], threading.Event()
+def loop():
+    while not stop.is_set():
+        if not torch.equal(call(), expected):
+            wrong.append(1)
+callers = [threading.Thread(target=loop, daemon=True) for _ in range(2)]
+[t.start() for t in callers]
+for i in range(300):
+    _C.set_num_threads(1 + i % 7)
+    time.sleep(0.001)
+stop.set(); [t.join() for t in callers]
+assert not wrong
+"""
+    run_ok(SETUP + script)
+
+
+def test_fork_while_other_threads_call():
+    """Each child gets a pool of its own, whatever the parent's threads were doing."""
+    script = """
+stop = threading.Event()
+def loop():
+    while not stop.is_set():
+        call()
+callers = [threading.Thread(target=loop, daemon=True) for _ in range(2)]
+[t.start() for t in callers]
+for _ in range(20):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        ok = torch.equal(call(), expected) and workers() == 3
+        os._exit(0 if ok else 1)
+    assert os.waitpid(child, 0)[1] == 0
+stop.set(); [t.join() for t in callers]
+assert torch.equal(call(), expected)
+"""
+    run_ok(SETUP + script)
+
+
+def test_grandchildren():
+    script = """
+call()
+def nest(depth):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        ok = torch.equal(call(), expected)
+        if depth:
+            ok = ok and nest(depth - 1) == 0
+        os._exit(0 if ok else 1)
+    return os.waitpid(child, 0)[1]
+assert nest(3) == 0
+"""
+    run_ok(SETUP + script)
+
+
+def test_exit_is_clean_and_quick():
+    """Exit handlers may still call, and nothing waits for the workers."""
+    script = """
+import atexit
+atexit.register(lambda: print(torch.equal(call(), expected), time.time(), flush=True))
+call()
+"""
+    result, called = run_ok(SETUP + script, timeout=20).split()
+    assert result == "True"
+    assert time.time() - float(called) < 1
+
+
+def test_idle_workers_use_no_cpu():
+    script = """
+for _ in range(10):
+    call()
+time.sleep(0.05)
+before = time.process_time()
+time.sleep(0.5)
+print(time.process_time() - before)
+"""
+    assert float(run_ok(SETUP + script)) < 0.02
+
+
+def test_more_threads_than_cpus():
+    """On one CPU a thread that is waited for may not be running: nobody may spin for long."""
+    script = """
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+_C.set_num_threads(8)
+begin = time.time()
+for _ in range(200):
+    assert torch.equal(call(), expected)
+print(time.time() - begin)
+"""
+    assert float(run_ok(SETUP + script)) < 10
+
+
+FLUSH = """
+# Products are denormal: 0 under flush-to-zero, in every row, whichever thread computes it.
+tiny = torch.finfo(torch.float32).smallest_normal
+weight = torch.full((4000, 300), tiny / 4)
+packed, x = pack(weight), torch.full((1, 300), 1 / 512)
+def small(threads):
+    return torch.ops.fxsparse.linear(x, packed, None, 4000, 300, torch.float32, threads)
+for flush in (True, False, True, False):
+    assert torch.set_flush_denormal(flush)
+    for _ in range(50):
+        y = small(4).double()
+        assert (y == 0).all() if flush else (y > 0).all()
+assert workers() == 3
+"""
+
+
+@pytest.mark.skipif(
+    not torch.set_flush_denormal(False), reason="this CPU cannot flush denormals to zero"
+)
+def test_workers_share_the_callers_floating_point_mode():
+    run_ok(SETUP + FLUSH)
+
+
+def test_signals_go_to_the_program_not_to_workers():
+    script = """
+call()
+blocked = set()
+for task in os.listdir("/proc/self/task"):
+    status = open(f"/proc/self/task/{task}/status").read()
+    if open(f"/proc/self/task/{task}/comm").read().strip() == "fxsparse":
+        mask = int(status.split("SigBlk:")[1].split()[0], 16)
+        blocked.add(mask >> (signal.SIGINT - 1) & 1)
+assert blocked == {1}
+"""
+    run_ok(SETUP + script)
+
+
+def test_torch_keeps_its_own_threads():
+    script = """
+before = torch.get_num_threads()
+call()
+assert torch.get_num_threads() == before
+"""
+    run_ok(SETUP + script)
+
+
+def test_scripts_can_fail():
+    with pytest.raises(AssertionError, match="exit code 1"):
+        run_ok(SETUP + "assert workers() == 17")
