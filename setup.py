@@ -126,5 +126,9 @@ class NinjaBuild(build_ext):
         return {}
 
 
-# The extension without sources tells setuptools that wheels are for one platform.
-setup(ext_modules=[Extension("fxsparse._C", sources=[])], cmdclass={"build_ext": NinjaBuild})
+# An extension, so that wheels are for one platform; its files are named for the sdist's sake.
+FILES = [str(path.relative_to(ROOT)) for path in sorted(KERNEL.rglob("*.*"))]
+setup(
+    ext_modules=[Extension("fxsparse._C", sources=[], depends=FILES)],
+    cmdclass={"build_ext": NinjaBuild},
+)
