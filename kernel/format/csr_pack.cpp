@@ -54,23 +54,38 @@ struct Packer {
     }
   }
 
-  // `n` rows from `first` on, column by column. An entry is written before it is known to be
-  // nonzero and overwritten if it is not: no branch to mispredict. A row that is full takes no
-  // more, so nothing is ever written beyond its end.
-  void fill(int64_t first, int64_t n) const {
-    Offset next[kStripRows], last[kStripRows];
-    for (int64_t r = 0; r < n; ++r) {
-      next[r] = load_at<Offset>(offsets, first + r);
-      last[r] = load_at<Offset>(offsets, first + r + 1);
+  // Appends the nonzeros of `n` values of a row, `stride` apart, the first in column k0, at entry
+  // `next` of at most `last`. An entry is written before it is known to be nonzero and overwritten
+  // if it is not: no branch to mispredict. A row that is full takes no more, so nothing is ever
+  // written beyond its end.
+  Offset append(const Bits* run, int64_t stride, int64_t n, int64_t k0, Offset next,
+                Offset last) const {
+    for (int64_t k = 0; k < n && next != last; ++k) {
+      const Bits bits = run[k * stride];
+      store_at<Bits>(values, next, bits);
+      store_at<Index>(indices, next, static_cast<Index>(k0 + k));
+      next += is_nonzero(bits);
     }
-    for (int64_t k = 0; k < dense.cols; ++k) {
-      for (int64_t r = 0; r < n; ++r) {
-        if (next[r] == last[r]) continue;
-        const Bits bits = at(first + r)[k * dense.col_stride];
-        store_at<Bits>(values, next[r], bits);
-        store_at<Index>(indices, next[r], static_cast<Index>(k));
-        next[r] += is_nonzero(bits);
-      }
+    return next;
+  }
+
+  void fill_row(int64_t row) const {
+    append(at(row), dense.col_stride, dense.cols, 0, load_at<Offset>(offsets, row),
+           load_at<Offset>(offsets, row + 1));
+  }
+
+  // A strip of rows whose columns are contiguous, by way of a block that holds them row by row.
+  void fill_strip(int64_t first, int64_t n) const {
+    constexpr int64_t kBlock = 128;
+    Bits block[kStripRows][kBlock];
+    Offset next[kStripRows];
+    for (int64_t r = 0; r < n; ++r) next[r] = load_at<Offset>(offsets, first + r);
+    for (int64_t k0 = 0; k0 < dense.cols; k0 += kBlock) {
+      const int64_t length = std::min(kBlock, dense.cols - k0);
+      for (int64_t k = 0; k < length; ++k)
+        for (int64_t r = 0; r < n; ++r) block[r][k] = at(first + r)[(k0 + k) * dense.col_stride];
+      for (int64_t r = 0; r < n; ++r)
+        next[r] = append(block[r], 1, length, k0, next[r], load_at<Offset>(offsets, first + r + 1));
     }
   }
 
@@ -83,9 +98,12 @@ struct Packer {
       sum += load_at<Offset>(offsets, row);
       store_at<Offset>(offsets, row, sum);
     }
-    const int64_t strip = columns_are_contiguous(dense) ? kStripRows : 1;
     for_row_blocks(dense.rows, bytes, [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; row += strip) fill(row, std::min(strip, end - row));
+      if (columns_are_contiguous(dense))
+        for (int64_t row = begin; row < end; row += kStripRows)
+          fill_strip(row, std::min(kStripRows, end - row));
+      else
+        for (int64_t row = begin; row < end; ++row) fill_row(row);
     });
   }
 };
