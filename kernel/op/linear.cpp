@@ -77,11 +77,12 @@ class Multiply {
     const int64_t begin = cut(part), end = cut(part + 1);
     if (begin == end) return;
     const int64_t first = panels_.first_row(panel), rows = panels_.rows(panel);
+    const int width = panels_.width(panel);
     prepare_input(panel, first, rows);
-    if (call_.batch == 1)
-      multiply_one(begin, end);
+    if (width == 0)
+      multiply_one(first, begin, end);
     else
-      multiply_panel(panels_.width(panel), first, rows, begin, end);
+      multiply_panel(width, first, rows, begin, end);
     if (input.finite) return;
     const Format& format = *call_.packed->format;
     for (int64_t row = first; row < first + rows; ++row)
@@ -96,16 +97,16 @@ class Multiply {
     input.finite = true;
     for (int64_t row = first; row < first + rows; ++row)
       input.finite &= kernel_.all_finite(in_row(row), in_length_);
-    if (call_.batch > 1) {
-      const int width = panels_.width(panel);
+    const int width = panels_.width(panel);
+    if (width > 0) {
       void* data = input.buffer.reserve(in_length_ * lane_bytes(width));
       kernel_.pack(in_row(first), call_.x_stride, rows, in_length_, width, data);
       input.data = data;
     } else if (computes_in_stored_type()) {
-      input.data = call_.x;
+      input.data = in_row(first);
     } else {
       void* data = input.buffer.reserve(in_length_ * kernel_.compute_bytes);
-      kernel_.widen(call_.x, in_length_, data);
+      kernel_.widen(in_row(first), in_length_, data);
       input.data = data;
     }
     input.call = id_;
@@ -117,10 +118,10 @@ class Multiply {
     return width * kernel_.vector_lanes * kernel_.compute_bytes;
   }
 
-  void multiply_one(int64_t begin, int64_t end) {
+  void multiply_one(int64_t row, int64_t begin, int64_t end) {
     if (!transposed_)
-      return kernel_.multiply_one(view_, input.data, call_.bias, call_.y, begin, end);
-    uint8_t* y = out_row(0) + begin * value_bytes_;
+      return kernel_.multiply_one(view_, input.data, call_.bias, out_row(row), begin, end);
+    uint8_t* y = out_row(row) + begin * value_bytes_;
     if (computes_in_stored_type())
       return kernel_.multiply_transposed_one(view_, input.data, y, begin, end);
     void* out = output.reserve((end - begin) * kernel_.compute_bytes);

@@ -20,14 +20,18 @@ constexpr double kNsPerThread = 7.5e3;
 }  // namespace
 
 Panels make_panels(const Kernel& kernel, int64_t batch, int64_t length) {
+  const int64_t lanes = kernel.vector_lanes;
+  const int64_t vector_bytes = length * lanes * kernel.compute_bytes;
+  const int64_t most =
+      std::clamp<int64_t>(kernel.panel_bytes / std::max<int64_t>(vector_bytes, 1), 1, kMaxVectors);
+  // A row left over goes alone if a panel would be opened for it.
+  const bool alone = batch % lanes == 1 && batch / lanes % most == 0;
   Panels panels;
   panels.batch = batch;
   panels.vector_lanes = kernel.vector_lanes;
-  panels.vectors = (batch + kernel.vector_lanes - 1) / kernel.vector_lanes;
-  const int64_t vector_bytes = length * kernel.vector_lanes * kernel.compute_bytes;
-  const int64_t most =
-      std::clamp<int64_t>(kernel.panel_bytes / std::max<int64_t>(vector_bytes, 1), 1, kMaxVectors);
-  panels.count = (panels.vectors + most - 1) / most;
+  panels.vectors = alone ? batch / lanes : (batch + lanes - 1) / lanes;
+  panels.wide = (panels.vectors + most - 1) / most;
+  panels.count = panels.wide + alone;
   return panels;
 }
 

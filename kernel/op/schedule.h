@@ -9,25 +9,32 @@
 namespace fxsparse {
 
 // Batch rows are multiplied a panel at a time. Panels are as even as whole vectors allow, so that
-// no batch size ends with a nearly empty one; their widths depend on the batch and the weight
-// alone.
+// no batch size ends with a nearly empty one. A single row is multiplied as it is: it costs half of
+// a vector's panel (17 rows at 4096 x 4096: 2.1 ms instead of 2.6). All of this depends on the
+// batch and the weight alone.
 struct Panels {
   int64_t batch;
   int vector_lanes;
-  int64_t vectors;  // of the whole batch
-  int64_t count;
+  int64_t vectors;  // in panels
+  int64_t wide;     // panels of at least a vector
+  int64_t count;    // of panels, a single row after the others included
 
-  int64_t first_vector(int64_t panel) const {
-    const int64_t more = vectors % count;  // these have one vector more
-    return vectors / count * panel + (panel < more ? panel : more);
+  int64_t first_row(int64_t panel) const {
+    return panel < wide ? first_vector(panel) * vector_lanes : batch - (count - panel);
   }
-  int64_t first_row(int64_t panel) const { return first_vector(panel) * vector_lanes; }
-  int width(int64_t panel) const {  // in vectors
-    return static_cast<int>(first_vector(panel + 1) - first_vector(panel));
+  // In vectors; 0 for a single row that is not transposed.
+  int width(int64_t panel) const {
+    return panel < wide ? static_cast<int>(first_vector(panel + 1) - first_vector(panel)) : 0;
   }
   int64_t rows(int64_t panel) const {
-    const int64_t end = first_row(panel + 1);
-    return (end < batch ? end : batch) - first_row(panel);
+    const int64_t end = panel + 1 < count ? first_row(panel + 1) : batch;
+    return end - first_row(panel);
+  }
+
+ private:
+  int64_t first_vector(int64_t panel) const {
+    const int64_t more = vectors % wide;  // these have one vector more
+    return vectors / wide * panel + (panel < more ? panel : more);
   }
 };
 

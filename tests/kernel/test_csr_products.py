@@ -46,6 +46,8 @@ RELATIONS = {
     "batch_not_multiple_of_lanes": lambda: (scattered(40, 70), 11),
     "three_vectors": lambda: (scattered(40, 70), 24),
     "panel_full": lambda: (scattered(48, 64), 64),
+    "one_row_after_panels": lambda: (scattered(40, 70), 65),
+    "one_row_after_a_panel_of_one_vector": lambda: (scattered(5, 30000, 0.02), 33),
     "several_panels": lambda: (scattered(33, 50), 197),
     "empty_batch": lambda: (scattered(40, 70), 0),
     "k_eq_1": lambda: (scattered(40, 1, 0.5), 9),
