@@ -82,14 +82,14 @@ def trace(model: torch.nn.Module) -> tuple[fx.GraphModule | None, list[str]]:
         with torch.random.fork_rng(devices=[]):
             graph, tracer = _trace_once(scratch)
             after = _attributes(scratch)
-            changed = [name for name in before if before[name] != after[name]]
+            changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
             if changed:
                 return None, [f"forward changes {', '.join(map(repr, changed[:3]))}"]
             for module in scratch.modules():
                 module.training = not module.training
             other, other_tracer = _trace_once(scratch)
     except Exception as error:
-        text = (str(error).splitlines() or [""])[0][:200]
+        text = (str(error).splitlines() or [""])[0][:200].replace("'WatchedProxy'", "a traced")
         return None, [f"symbolic_trace fails: {type(error).__name__}: {text}"]
     doubts += tracer.doubts
     if not _same(graph, tracer, other, other_tracer):
@@ -138,26 +138,31 @@ def _same(a: fx.Graph, a_tracer: WatchedTracer, b: fx.Graph, b_tracer: WatchedTr
     return repr(form(a, a_tracer.root)) == repr(form(b, b_tracer.root))
 
 
-def _attributes(root: torch.nn.Module) -> dict[str, Any]:
-    """Identity of every attribute of every module, one level into containers."""
+def _attributes(root: torch.nn.Module) -> dict[str, int]:
+    """A hash of the identity of every attribute of every module, one level into containers."""
 
     def identity(value: Any) -> Any:
         if isinstance(value, dict):
-            return [(k if isinstance(k, str) else id(k), id(v)) for k, v in value.items()]
+            return (
+                id(value),
+                *((k if isinstance(k, str) else id(k), id(v)) for k, v in value.items()),
+            )
         if isinstance(value, (list, tuple, set)):
-            return [id(v) for v in value]
+            return (id(value), *map(id, value))
         if isinstance(value, torch.Tensor):
             return id(value), value._version
         return value if isinstance(value, (int, float, str, bool)) else id(value)
 
     return {
-        f"{name}.{key}".lstrip("."): (id(value), identity(value))
-        if isinstance(value, (dict, list, set))
-        else identity(value)
+        f"{name}.{key}".lstrip("."): hash(identity(value))
         for name, module in root.named_modules()
         for key, value in module.__dict__.items()
-        if key != "training" and not key.startswith("_tensor_constant")
+        if key != "training" and not key.startswith("_tensor_constant") and not _is_empty(value)
     }
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, (dict, list, set)) and not value)
 
 
 def _resolve(root: torch.nn.Module, path: str) -> Any:

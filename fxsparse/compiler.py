@@ -17,7 +17,7 @@ from .capture import capture as capture_model
 from .check import check_model, unwrap
 from .clone import share_clone
 from .errors import NothingRewrittenWarning
-from .memory import module_bytes, release_free_memory
+from .memory import RELEASE_EVERY, module_bytes, release_free_memory
 from .options import Options, check_capture
 from .passes.collect import collect, graphs
 from .passes.decide import decide
@@ -220,11 +220,17 @@ def _apply(plan: _Plan) -> torch.nn.Module:
     After an error every weight is dense or packed, and each graph says which.
     """
     installer = Installer(plan.captured.trees)
+    freed = 0
     try:
         for weight, decision in zip(plan.weights, plan.decisions):
-            if decision.sparse:
-                installer.install(weight, decision)
-                mark(weight, decision)
+            if not decision.sparse:
+                continue
+            installer.install(weight, decision)
+            mark(weight, decision)
+            freed += decision.dense_bytes
+            if freed >= RELEASE_EVERY:
+                release_free_memory()
+                freed = 0
     finally:
         for _, graph_module in graphs(plan.captured.trees[0]):
             PassManager([Rewrite()])(graph_module)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import sys
 
 import torch
@@ -42,9 +41,13 @@ def module_bytes(module: torch.nn.Module) -> int:
     return sum(blocks.values())
 
 
+#: Bytes of dense weights that may wait to be given back. glibc puts packed weights of small layers
+#: into other free memory than theirs: without this, 1,600 layers of 256 kB peaked at dense + packed.
+RELEASE_EVERY = 16 << 20
+
+
 def release_free_memory() -> None:
     """Give freed heap memory back to the system (glibc keeps it otherwise)."""
-    gc.collect()
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -94,6 +94,7 @@ class WatchedTracer(fx.Tracer):
     def __init__(self) -> None:
         super().__init__()
         self.doubts: list[str] = []
+        self._paths: dict[int, str] = {}
         self._mode = _mode()
 
     def distrust(self, reason: str) -> None:
@@ -102,6 +103,8 @@ class WatchedTracer(fx.Tracer):
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
         self._mode = _mode()
+        named = [*root.named_buffers(), *root.named_parameters()]
+        self._paths = {id(tensor): path for path, tensor in reversed(named)}
         outer = sys.getprofile()
         sys.setprofile(functools.partial(_watch_calls, self))
         try:
@@ -115,8 +118,7 @@ class WatchedTracer(fx.Tracer):
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         if not isinstance(attr_val, torch.Tensor):
             return attr_val
-        named = (*self.root.named_parameters(), *self.root.named_buffers())
-        path = next((path for path, tensor in named if tensor is attr_val), None)
+        path = self._paths.get(id(attr_val))
         if path is None:
             return attr_val
         if path not in parameter_proxy_cache:

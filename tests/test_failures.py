@@ -63,6 +63,7 @@ def test_not_a_module():
         fxsparse.compile(lambda x: x)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_scripted(model):
     for scripted in (torch.jit.script(model), torch.jit.trace(model, torch.zeros(1, 64))):
         with pytest.raises(TypeError, match="before it is scripted"):
@@ -121,6 +122,7 @@ def test_a_weight_of_another_dtype_stays(model, dtype):
     assert report.rows[1].status == "sparse"
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning:torch.ao.nn.quantized")
 def test_a_quantized_module_stays(model):
     quantized = torch.ao.nn.quantized.dynamic.Linear(64, 64)
     both = nn.Sequential(model, quantized).eval()
@@ -130,9 +132,11 @@ def test_a_quantized_module_stays(model):
     torch.testing.assert_close(sparse(x), both(x))
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 def test_an_already_sparse_tensor_stays(model):
     for layout in ("to_sparse", "to_sparse_csr"):
-        model[0].weight = nn.Parameter(getattr(model[0].weight.detach().to_dense(), layout)())
+        weight = getattr(model[0].weight.detach().to_dense(), layout)()
+        model[0].weight = nn.Parameter(weight)
         report = fxsparse.compile(model, min_elements=0).report
         assert "call .to_dense() before compile" in report.rows[0].reason
         assert report.rewritten == 1

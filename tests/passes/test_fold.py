@@ -81,6 +81,7 @@ def test_an_untouched_pre_hook_stays():
     torch.testing.assert_close(sparse(x), model(x))
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.spectral_norm])
 def test_a_weight_recomputed_by_a_hook_stays(norm):
     model = nn.Sequential(norm(nn.Linear(64, 64)), nn.Linear(64, 64)).eval()
