@@ -28,6 +28,12 @@ def unwrap(model: object) -> torch.nn.Module:
 
 def check_model(model: torch.nn.Module) -> None:
     """Raise a ``ValueError`` for a model whose weights are not plain tensors with values on the CPU."""
+    registered = {*model._modules, *model._parameters, *model._buffers}
+    if hasattr(type(model), "report") or "report" in registered:
+        raise ValueError(
+            f"{type(model).__name__} has an attribute 'report' of its own, where the rewrite report "
+            "would stand: rename it"
+        )
     for path, module in model.named_modules():
         if type(module).__name__ in ("FullyShardedDataParallel", "FSDPModule"):
             raise ValueError(

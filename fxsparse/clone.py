@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import torch
 
 from .errors import CaptureError
+from .memory import storages
 
 
 def share_clone(
@@ -19,6 +20,10 @@ def share_clone(
     behind it) are detached. Raises :class:`CaptureError` where something else cannot be copied.
     """
     memo: dict[int, object] = {id(tensor): tensor for tensor in also}
+    if share_parameters:  # and buffers that are views of parameters
+        memory = {block for p in module.parameters() for block, size in storages(p) if size}
+        views = [b for b in module.buffers() if storages(b)[0][0] in memory]
+        memo.update((id(buffer), buffer) for buffer in views)
     for submodule in module.modules():
         if share_parameters:
             memo.update((id(p), p) for p in submodule._parameters.values() if p is not None)
@@ -30,7 +35,7 @@ def share_clone(
     except Exception as error:
         raise CaptureError(
             f"{type(module).__name__} cannot be copied ({type(error).__name__}: {error}): "
-            "compile with inplace=True, or make copy.deepcopy(model) work"
+            "compile with inplace=True and without example_inputs, or make copy.deepcopy(model) work"
         ) from error
     clone._compiled_call_impl = None
     return clone

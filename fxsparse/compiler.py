@@ -22,7 +22,7 @@ from .options import Options, check_capture
 from .passes.collect import collect, graphs
 from .passes.decide import decide
 from .passes.fold import fold_masks, has_masks
-from .passes.install import Installer
+from .passes.install import install
 from .passes.record import Decision, Weight
 from .passes.rewrite import Rewrite, mark
 from .report import RewriteReport
@@ -99,30 +99,10 @@ def compile(
         prefer=prefer,
         verify=verify,
     )
-    model = request.model
-    if not inplace:
-        plan = request.rehearse()
-    else:
-        if has_masks(model):
-            request.rehearse()  # errors come before the masks are folded
-        fold_masks(model)
-        plan = request.plan(model, inplace=True)
-    if not any(decision.sparse for decision in plan.decisions):
-        report = plan.report(plan.captured.root)
-        _attach(model, report)
-        warnings.warn(
-            f"nothing was rewritten: {_why_nothing(report)}", NothingRewrittenWarning, stacklevel=2
-        )
-        return model
-    if inplace:
-        gc.collect()  # a trace leaves reference cycles that still hold the dense weights
-    result = _apply(plan)
-    report = plan.report(result)
-    _attach(result, report)
-    if request.reference is not None:
-        request.reference.check(result)
-    release_free_memory()
-    return result
+    if not isinstance(inplace, bool):
+        raise TypeError(f"inplace: expected True or False, got {inplace!r}")
+    with torch.inference_mode(False), torch.no_grad():
+        return request.run(inplace)
 
 
 def inspect(
@@ -131,7 +111,8 @@ def inspect(
     """The report of :func:`compile` with the same options, as a dry run: nothing is changed or packed."""
     options.pop("inplace", None)
     request = _Request.checked(model, example_inputs, **options)
-    return request.rehearse().report()
+    with torch.inference_mode(False), torch.no_grad():
+        return request.rehearse().report()
 
 
 @dataclass
@@ -156,6 +137,8 @@ class _Request:
         check_capture(capture)
         checked = Options.checked(**options)
         inputs = check_inputs(example_inputs)
+        if verify is not None and not isinstance(verify, bool):
+            raise TypeError(f"verify: expected True, False or None, got {verify!r}")
         if verify and inputs is None:
             raise ValueError("verify=True: expected example_inputs to verify on, got none")
         unwrapped = unwrap(model)
@@ -164,6 +147,30 @@ class _Request:
         if inputs is not None and verify is not False:
             reference = Reference(unwrapped, inputs)
         return cls(unwrapped, checked, capture, reference)
+
+    def run(self, inplace: bool) -> torch.nn.Module:
+        """Compile, and say what became of each weight."""
+        if not inplace:
+            plan = self.rehearse()
+        else:
+            if has_masks(self.model):
+                self.rehearse()  # errors come before the masks are folded
+            fold_masks(self.model)
+            plan = self.plan(self.model, inplace=True)
+        if not any(decision.sparse for decision in plan.decisions):
+            report = plan.report(plan.captured.root)
+            _attach(self.model, report)
+            text = f"nothing was rewritten: {_why_nothing(report)}"
+            warnings.warn(text, NothingRewrittenWarning, stacklevel=3)
+            return self.model
+        if inplace:
+            gc.collect()  # a trace leaves reference cycles that still hold the dense weights
+        result = _apply(plan)
+        _attach(result, plan.report(result))
+        if self.reference is not None:
+            self.reference.check(result)
+        release_free_memory()
+        return result
 
     def rehearse(self) -> _Plan:
         """The plan for a copy of the model that shares its weights."""
@@ -219,23 +226,24 @@ def _apply(plan: _Plan) -> torch.nn.Module:
 
     After an error every weight is dense or packed, and each graph says which.
     """
-    installer = Installer(plan.captured.trees)
+    result, *own = plan.captured.trees
+    runs_itself = {id(module) for tree in own for module in tree.modules()}
     freed = 0
     try:
         for weight, decision in zip(plan.weights, plan.decisions):
             if not decision.sparse:
                 continue
-            installer.install(weight, decision)
+            install(weight, decision, runs_itself)
             mark(weight, decision)
             freed += decision.dense_bytes
             if freed >= RELEASE_EVERY:
                 release_free_memory()
                 freed = 0
     finally:
-        for _, graph_module in graphs(plan.captured.trees[0]):
+        for _, graph_module in graphs(result):
             PassManager([Rewrite()])(graph_module)
             graph_module.recompile()
-    return installer.trees[0]
+    return result
 
 
 def _attach(module: torch.nn.Module, report: RewriteReport) -> None:

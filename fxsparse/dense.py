@@ -11,8 +11,7 @@ from . import ops
 from .clone import share_clone
 from .modules import SparseLinear
 from .packing import SUFFIX, header, unpack
-from .state import packed_names, receive
-from .weight_view import WeightView
+from .state import packed_names, release_packed
 
 
 def to_dense(module: torch.nn.Module) -> torch.nn.Module:
@@ -22,15 +21,21 @@ def to_dense(module: torch.nn.Module) -> torch.nn.Module:
     """
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"expected an nn.Module, got {type(module).__name__}")
+    for path, buffer in module.named_buffers():
+        if buffer.is_meta and path.endswith(SUFFIX):
+            raise ValueError(
+                f"{path} is on the meta device and has no values: load the weights first"
+            )
     packed = [m._buffers[name] for m in module.modules() for name in packed_names(m)]
     copy = share_clone(module, also=[p for p in packed if p is not None], share_parameters=False)
     dense: dict[int, torch.Tensor] = {}
     for graph_module in [m for m in copy.modules() if isinstance(m, fx.GraphModule)]:
         PassManager([Densify()])(graph_module)
-    root = _restore(copy, dense, {})
-    for graph_module in [m for m in root.modules() if isinstance(m, fx.GraphModule)]:
+    for submodule in copy.modules():
+        _restore(submodule, dense)
+    for graph_module in [m for m in copy.modules() if isinstance(m, fx.GraphModule)]:
         graph_module.recompile()
-    return root
+    return copy
 
 
 class Densify(PassBase):
@@ -57,34 +62,25 @@ class Densify(PassBase):
         return PassResult(graph_module, modified)
 
 
-def _restore(
-    module: torch.nn.Module, dense: dict[int, torch.Tensor], done: dict[int, torch.nn.Module]
-) -> torch.nn.Module:
-    """Replace packed weights below ``module``; returns what stands in its place."""
-    if id(module) in done:
-        return done[id(module)]
-    if isinstance(module, SparseLinear):
-        done[id(module)] = _linear(module, dense)
-        return done[id(module)]
-    done[id(module)] = module
+def _restore(module: torch.nn.Module, dense: dict[int, torch.Tensor]) -> None:
+    """Replace the packed weights that ``module`` itself holds."""
     for name in packed_names(module):
-        packed = module._buffers.pop(name)
-        assert packed is not None
         attribute = name.removesuffix(SUFFIX)
-        if isinstance(module.__dict__.get(attribute), WeightView):
-            del module.__dict__[attribute]
+        packed = module._buffers[name]
+        assert packed is not None
         weight = _weight(packed, dense)
+        if isinstance(module, SparseLinear):
+            assert isinstance(weight, torch.nn.Parameter)
+            module.restore(weight)
+            continue
+        del module._buffers[name]
+        module.__dict__.pop(attribute, None)  # a stand-in
         if isinstance(weight, torch.nn.Parameter):
             module.register_parameter(attribute, weight)
         else:
             module.register_buffer(attribute, weight)
-        for key, hook in list(module._load_state_dict_pre_hooks.items()):
-            if getattr(hook, "hook", None) is receive:
-                del module._load_state_dict_pre_hooks[key]
-    for name, child in module._modules.items():
-        if child is not None:
-            module._modules[name] = _restore(child, dense, done)
-    return module
+    if not isinstance(module, SparseLinear):
+        release_packed(module)
 
 
 def _weight(packed: torch.Tensor, dense: dict[int, torch.Tensor]) -> torch.Tensor:
@@ -94,15 +90,3 @@ def _weight(packed: torch.Tensor, dense: dict[int, torch.Tensor]) -> torch.Tenso
             weight = torch.nn.Parameter(weight, requires_grad=head.requires_grad)
         dense[packed.data_ptr()] = weight
     return dense[packed.data_ptr()]
-
-
-def _linear(sparse: SparseLinear, dense: dict[int, torch.Tensor]) -> torch.nn.Linear:
-    linear = torch.nn.utils.skip_init(torch.nn.Linear, 1, 1, bias=False)
-    linear.in_features, linear.out_features = sparse.in_features, sparse.out_features
-    linear.weight = _weight(sparse.weight_packed, dense)
-    linear.bias = sparse.bias
-    own = {"weight_dtype", "threads", "_buffers", "_parameters", "_load_state_dict_pre_hooks"}
-    for key, value in sparse.__dict__.items():
-        if key not in own:
-            linear.__dict__[key] = value
-    return linear

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from . import ops
 from .options import check_threads, check_unsupported
 from .packing import SUFFIX, header, pack
-from .state import guard_packed
+from .state import guard_packed, release_packed
 from .weight_view import WeightView
 
+#: Where an nn.Module keeps the hooks that run with its forward.
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
-class SparseLinear(torch.nn.Module):
+
+class SparseLinear(torch.nn.Linear):
     """``y = x @ W.T + bias`` with ``W`` in packed form.
 
     Shape: x is ``(..., in_features)`` in the weight's dtype, y is ``(..., out_features)``.
 
     The packed weight is the buffer ``weight_packed``; ``bias`` is the parameter it was. ``weight``
-    has the dense weight's shape, dtype and device but no storage (see :class:`WeightView`).
+    has the dense weight's shape, dtype and device but no storage (see :class:`WeightView`). It is
+    an ``nn.Linear`` for code that asks; :meth:`from_linear` makes one.
     """
 
     weight_packed: torch.Tensor
+    weight_dtype: torch.dtype
+    threads: int
 
     def __init__(
         self,
@@ -30,14 +34,10 @@ class SparseLinear(torch.nn.Module):
         bias: torch.nn.Parameter | None = None,
         threads: int | None = None,
     ) -> None:
-        super().__init__()
-        head = header(packed)
-        self.out_features, self.in_features = head.shape
-        self.weight_dtype = head.dtype
-        self.threads = threads or 0
-        self.register_buffer("weight" + SUFFIX, packed)
+        torch.nn.Module.__init__(self)
+        self.out_features, self.in_features = header(packed).shape
         self.register_parameter("bias", bias)
-        guard_packed(self)
+        self._hold(packed, threads)
 
     @classmethod
     def from_linear(
@@ -53,17 +53,46 @@ class SparseLinear(torch.nn.Module):
 
         The options are those of :func:`fxsparse.compile`.
         """
-        if not isinstance(linear, torch.nn.Linear):
+        if type(linear) is not torch.nn.Linear:
             raise TypeError(f"expected an nn.Linear, got {type(linear).__name__}")
+        if any(getattr(linear, hooks) for hooks in HOOKS) or "forward" in linear.__dict__:
+            raise ValueError(
+                "expected an nn.Linear without hooks or a replaced forward (they would be lost): "
+                "remove them, or use fxsparse.compile"
+            )
         check_unsupported(values, batch_hint, prefer)
         check_threads(threads)
         result = cls(pack(linear.weight), linear.bias, threads)
         return result.train(linear.training)
 
+    @staticmethod
+    def convert(linear: torch.nn.Linear, packed: torch.Tensor, threads: int | None) -> None:
+        """Make an ``nn.Linear`` a ``SparseLinear`` in place: whoever holds it, holds the new one."""
+        del linear._parameters["weight"]
+        linear.__class__ = SparseLinear
+        linear._hold(packed, threads)  # type: ignore[operator]
+
+    def restore(self, weight: torch.nn.Parameter) -> None:
+        """Make this an ``nn.Linear`` with a dense ``weight`` again, in place."""
+        del self._buffers["weight" + SUFFIX], self.weight_dtype, self.threads
+        release_packed(self)
+        self.__class__ = torch.nn.Linear  # type: ignore[assignment]
+        bias = self._parameters.pop("bias")
+        self._parameters.update(weight=weight, bias=bias)  # in the order of a new nn.Linear
+
+    def _hold(self, packed: torch.Tensor, threads: int | None) -> None:
+        self.weight_dtype = header(packed).dtype
+        self.threads = threads or 0
+        self.register_buffer("weight" + SUFFIX, packed)
+        guard_packed(self)
+
     @property
-    def weight(self) -> WeightView:
+    def weight(self) -> torch.Tensor:  # type: ignore[override]
         """The dense weight's stand-in: shape, dtype and device without storage."""
-        return WeightView(self.weight_packed)
+        shape = (self.out_features, self.in_features)
+        if torch.compiler.is_compiling():  # what only its shape or dtype is read of falls away
+            return ops.unpack(self.weight_packed, *shape, self.weight_dtype)
+        return WeightView(self.weight_packed, shape, self.weight_dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return ops.linear(
@@ -77,9 +106,7 @@ class SparseLinear(torch.nn.Module):
         )
 
     def extra_repr(self) -> str:
-        head: Any = header(self.weight_packed) if not self.weight_packed.is_meta else None
-        density = f", nnz={head.nnz}, format={head.format}" if head else ""
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"bias={self.bias is not None}{density}"
-        )
+        if self.weight_packed.is_meta:
+            return super().extra_repr()
+        head = header(self.weight_packed)
+        return f"{super().extra_repr()}, nnz={head.nnz}, format={head.format}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -39,11 +40,11 @@ class Options:
         prefer: str = "memory",
     ) -> Options:
         """Build the options, or raise one error that names the option, what it takes and what came."""
-        if isinstance(threshold, bool) or not isinstance(threshold, (int, float)):
+        if isinstance(threshold, bool) or not isinstance(threshold, numbers.Real):
             raise TypeError(f"threshold: expected a number in [0, 1], got {threshold!r}")
         if not 0 <= threshold <= 1:
             raise ValueError(f"threshold: expected a sparsity in [0, 1], got {threshold!r}")
-        if isinstance(min_elements, bool) or not isinstance(min_elements, int):
+        if isinstance(min_elements, bool) or not isinstance(min_elements, numbers.Integral):
             raise TypeError(f"min_elements: expected an int, got {min_elements!r}")
         if min_elements < 0:
             raise ValueError(f"min_elements: expected 0 or more, got {min_elements}")
@@ -58,7 +59,7 @@ class Options:
             float(threshold),
             None if include is None else _patterns("include", include),
             _patterns("exclude", exclude),
-            min_elements,
+            int(min_elements),
             batch_hint,
             dict(threads) if isinstance(threads, Mapping) else threads,
             prefer,
@@ -115,7 +116,7 @@ def check_threads(threads: object, option: str = "threads", optional: bool = Tru
         return
     if isinstance(threads, bool) or not isinstance(threads, int):
         raise TypeError(f"{option}: expected an int of 1 or more, got {threads!r}")
-    if threads < 1:
+    if not 1 <= threads < 2**31:
         raise ValueError(f"{option}: expected 1 or more, got {threads}")
 
 
@@ -137,6 +138,7 @@ def check_unsupported(values: object, batch_hint: object, prefer: object) -> Non
 
 
 def _patterns(option: str, patterns: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(patterns, str) or not all(isinstance(p, str) for p in patterns):
+    found = None if isinstance(patterns, str) or not isinstance(patterns, Iterable) else [*patterns]
+    if found is None or not all(isinstance(pattern, str) for pattern in found):
         raise TypeError(f"{option}: expected a sequence of fnmatch patterns, got {patterns!r}")
-    return tuple(patterns)
+    return tuple(found)

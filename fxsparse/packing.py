@@ -27,6 +27,9 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 #: The dtypes a weight can be packed from.
 DTYPES = frozenset(_NAMES)
 
+#: The first bytes of every packed weight (kernel/format/header.cpp).
+_MAGIC = b"fxsparse"
+
 # Bits of the header's flags (kernel/format/types.h): what the dense weight was, for the way back.
 _TRANSPOSED, _BUFFER, _REQUIRES_GRAD = 1, 2, 4
 
@@ -48,8 +51,38 @@ class Header:
     requires_grad: bool
 
 
+def is_packed(buffer: torch.Tensor) -> bool:
+    """Whether a buffer begins as a packed weight does (a quick look, not a check)."""
+    if buffer.dtype != torch.uint8 or buffer.dim() != 1 or buffer.device.type != "cpu":
+        return False
+    return buffer.numel() > len(_MAGIC) and bytes(buffer[: len(_MAGIC)].tolist()) == _MAGIC
+
+
+def unreadable(weight: torch.Tensor) -> str | None:
+    """Why the values of a tensor cannot be read from its memory; None where they can."""
+    if type(weight) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        return f"a {type(weight).__name__} is not a plain tensor"
+    if weight.layout != torch.strided:
+        return f"already a {weight.layout} tensor: call .to_dense() before compile"
+    if weight.device.type != "cpu":
+        return f"it is on {weight.device}: expected a weight on the CPU"
+    if weight.dtype not in DTYPES:
+        return (
+            f"dtype {weight.dtype} is not supported: expected float32, float64, bfloat16 or float16"
+        )
+    if weight.is_neg() or weight.is_conj():
+        return "it is a lazily negated view: call .resolve_neg() before compile"
+    last = weight.storage_offset() + sum((n - 1) * s for n, s in zip(weight.shape, weight.stride()))
+    if weight.numel() and weight.untyped_storage().nbytes() < (last + 1) * weight.itemsize:
+        return "its memory was freed"
+    return None
+
+
 def count_nonzeros(weight: torch.Tensor) -> int:
-    """Number of elements that are not (plus or minus) zero; NaN counts as nonzero."""
+    """Number of elements that are not (plus or minus) zero; NaN counts as nonzero.
+
+    ``weight`` is 2-D and not :func:`unreadable`.
+    """
     rows, cols = weight.shape
     return _C.count_nonzeros(weight.data_ptr(), rows, cols, *weight.stride(), _NAMES[weight.dtype])
 
@@ -67,18 +100,19 @@ def pack(
     Returns a 1-D ``uint8`` tensor. Values keep their bits; -0.0 is stored as a zero. Nothing but
     the result is allocated.
     """
-    if weight.dim() != 2 or weight.layout != torch.strided or weight.dtype not in DTYPES:
-        raise ValueError(
-            "expected a dense 2-D weight of dtype float32, float64, bfloat16 or float16, "
-            f"got {weight.dim()}-D {weight.layout} {weight.dtype}"
-        )
+    if weight.dim() != 2:
+        raise ValueError(f"expected a dense 2-D weight, got {weight.dim()} dimensions")
+    if (reason := unreadable(weight)) is not None:
+        raise ValueError(f"expected a dense 2-D weight that can be packed: {reason}")
     flags = _TRANSPOSED * transposed | _BUFFER * is_buffer | _REQUIRES_GRAD * weight.requires_grad
     rows, cols, name = *weight.shape, _NAMES[weight.dtype]
     strides = weight.stride()
     if transposed:
         rows, cols, strides = cols, rows, strides[::-1]
     nnz = _C.count_nonzeros(weight.data_ptr(), rows, cols, *strides, name)
-    packed = torch.empty(_C.packed_bytes(format, rows, cols, nnz, name), dtype=torch.uint8)
+    packed = torch.empty(
+        _C.packed_bytes(format, rows, cols, nnz, name), dtype=torch.uint8, device="cpu"
+    )
     _C.pack(
         weight.data_ptr(),
         rows,

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from .packing import DTYPES, SUFFIX, Header, header, pack, validate
+from .packing import DTYPES, SUFFIX, Header, header, is_packed, pack, validate
+from .weight_view import WeightView
 
 
 def packed_names(module: torch.nn.Module) -> list[str]:
@@ -14,15 +15,37 @@ def packed_names(module: torch.nn.Module) -> list[str]:
     return [
         name
         for name, buffer in module._buffers.items()
-        if name.endswith(SUFFIX) and buffer is not None and buffer.dtype == torch.uint8
+        if name.endswith(SUFFIX) and buffer is not None and is_packed(buffer)
     ]
 
 
 def guard_packed(module: torch.nn.Module) -> None:
     """Have every packed weight that ``module`` receives checked, resized or made from a dense one."""
-    hooks = module._load_state_dict_pre_hooks.values()
-    if not any(getattr(hook, "hook", None) is receive for hook in hooks):
+    if not _guards(module):
         module.register_load_state_dict_pre_hook(receive)
+        module.register_load_state_dict_post_hook(refresh_views)
+
+
+def release_packed(module: torch.nn.Module) -> None:
+    """Take back :func:`guard_packed`."""
+    for key in _guards(module):
+        del module._load_state_dict_pre_hooks[key]
+    for key, hook in list(module._load_state_dict_post_hooks.items()):
+        if hook is refresh_views:
+            del module._load_state_dict_post_hooks[key]
+
+
+def _guards(module: torch.nn.Module) -> list[int]:
+    hooks = module._load_state_dict_pre_hooks.items()
+    return [key for key, hook in hooks if getattr(hook, "hook", None) is receive]
+
+
+def refresh_views(module: torch.nn.Module, incompatible_keys: Any) -> None:
+    """A load_state_dict post-hook: with ``assign=True`` the buffer is another tensor than before."""
+    for name in packed_names(module):
+        view = module.__dict__.get(name.removesuffix(SUFFIX))
+        if isinstance(view, WeightView):
+            view.packed = module._buffers[name]  # type: ignore[assignment]
 
 
 def receive(
@@ -41,10 +64,10 @@ def receive(
     under the packed weight's dense name is packed. Refusals go to ``error_msgs``; the buffer then
     stays as it was.
     """
-    for name in packed_names(module):
+    for name, own in list(module._buffers.items()):
+        if not name.endswith(SUFFIX) or own is None or own.dtype != torch.uint8:
+            continue
         key, dense_key = prefix + name, prefix + name.removesuffix(SUFFIX)
-        own = module._buffers[name]
-        assert own is not None
         try:
             new = _incoming(own, key, dense_key, state_dict)
         except ValueError as error:
@@ -52,21 +75,23 @@ def receive(
             state_dict[key] = own
             state_dict.pop(dense_key, None)
             continue
-        if new is not None:
-            state_dict[key] = new
-            if own.numel() != new.numel():
-                own.resize_(new.numel())
+        if new is None:
+            continue
+        state_dict[key] = new
+        if own.numel() != new.numel():
+            own.resize_(new.numel())
+        if not own.is_meta:
+            own.copy_(new)  # now: a second name of this buffer reads its header next
 
 
 def _incoming(
     own: torch.Tensor, key: str, dense_key: str, state_dict: dict[str, Any]
 ) -> torch.Tensor | None:
-    """The packed weight that ``state_dict`` brings for ``own``, checked; None where it brings none."""
-    if own.is_meta:
-        raise ValueError(
-            f"{key}: the module is on the meta device: call to_empty(device='cpu') first"
-        )
-    expected = header(own)
+    """The packed weight that ``state_dict`` brings for ``own``, checked; None where it brings none.
+
+    A buffer without values yet (on the meta device, or from ``to_empty``) takes any.
+    """
+    expected = header(own) if is_packed(own) else None
     if key in state_dict:
         new = state_dict[key]
         try:
@@ -74,10 +99,15 @@ def _incoming(
         except ValueError as error:
             raise ValueError(f"{key} is not a valid packed weight: {error}") from error
     elif dense_key in state_dict:
+        if expected is None:
+            raise ValueError(
+                f"{dense_key}: a dense weight cannot be packed into a module that holds no packed "
+                "weight yet: load the compiled module's own state_dict"
+            )
         new, got = _from_dense(state_dict.pop(dense_key), expected, dense_key)
     else:
         return None
-    if (got.shape, got.dtype, got.transposed) != (
+    if expected is not None and (got.shape, got.dtype, got.transposed) != (
         expected.shape,
         expected.dtype,
         expected.transposed,
@@ -88,6 +118,8 @@ def _incoming(
 
 def _from_dense(weight: torch.Tensor, expected: Header, key: str) -> tuple[torch.Tensor, Header]:
     shape = expected.shape[::-1] if expected.transposed else expected.shape
+    if not isinstance(weight, torch.Tensor):
+        raise ValueError(f"{key}: expected a tensor, got {type(weight).__name__}")
     if tuple(weight.shape) != shape or weight.dtype not in DTYPES:
         raise ValueError(
             f"{key}: expected a dense weight of {shape}, got {tuple(weight.shape)} {weight.dtype}"

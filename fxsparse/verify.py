@@ -92,7 +92,9 @@ def differences(got: Any, expected: Any, where: str) -> Iterator[tuple[str, str]
         for field in dataclasses.fields(expected):
             a, b = getattr(got, field.name), getattr(expected, field.name)
             yield from differences(a, b, f"{where}.{field.name}")
-    elif isinstance(expected, (int, float, str, bool)) and got != expected:
+    elif isinstance(expected, float):
+        yield from differences(torch.tensor(got), torch.tensor(expected), where)
+    elif isinstance(expected, (int, str, bool)) and got != expected:
         yield where, f"expected {expected!r}, got {got!r}"
 
 

@@ -10,6 +10,7 @@ from torch import fx
 from torch.fx.passes.infra.pass_manager import PassManager
 
 from fxsparse.memory import storages
+from fxsparse.packing import SUFFIX
 
 from .kinds import READS_CHILDREN, is_plain_linear, module_weights
 from .normalise import META, Normalise, attribute, read, view_users
@@ -66,7 +67,11 @@ def collect(root: torch.nn.Module, trees: list[torch.nn.Module]) -> list[Weight]
 
     groups: dict[int, list[tuple[str, torch.Tensor]]] = {}
     named: list[tuple[str, torch.Tensor]] = [*root.named_parameters(remove_duplicate=False)]
-    named += [item for item in root.named_buffers(remove_duplicate=False) if item[0] in reads]
+    for path, buffer in root.named_buffers(remove_duplicate=False):
+        named.append((path, buffer))
+        if path not in reads:
+            reason = f"shares its memory with the buffer {path!r}"
+            reads[path] = [_Read(path, "buffer", False, reason=reason)]
     for path, tensor in named:
         groups.setdefault(_key(tensor), []).append((path, tensor))
 
@@ -100,9 +105,15 @@ def _weight(
     }
     if reason is None and len(views) > 1:
         reason = f"shares its memory with {group[1][0]!r} in another form"
+    if reason is None and any(_has(owner, name + SUFFIX) for owner, name in owners):
+        reason = f"its module has an attribute {path.rpartition('.')[2] + SUFFIX!r} already"
     if reason is None and len({site.transposed for site in sites}) > 1:
         reason = "multiplied both as it is and transposed"
     return Weight(path, tensor, listed.op, owners, [p for p, _ in group[1:]], sites, reason)
+
+
+def _has(module: torch.nn.Module, name: str) -> bool:
+    return any(name in names for names in (module._buffers, module._parameters, module.__dict__))
 
 
 def _key(tensor: torch.Tensor) -> int:
@@ -130,8 +141,8 @@ def _module_reads(module: torch.nn.Module, prefix: str, blocked: str | None) -> 
         yield from _graph_reads(module, prefix)
         return
     weights = {name: (op, reason) for name, op, reason in module_weights(module)}
-    for name, tensor in module._parameters.items():
-        if tensor is None:
+    for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+        if tensor is None or (name in module._buffers and name not in weights):
             continue
         path, kind = prefix + name, type(module).__name__
         if name not in weights:
@@ -199,9 +210,10 @@ def _attribute_reads(graph_module: fx.GraphModule, node: fx.Node, prefix: str) -
             yield _Read(prefix + target, multiply.op, True, site)
             continue
         name = str(getattr(user.target, "__name__", user.target))
-        listed = name in _MULTIPLIES and tensor.dim() >= 2
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        listed = tensor.dim() >= 2 and (is_parameter or name in _MULTIPLIES)
         how = f"also read by {user.name}"
-        if listed and multiply is None:
+        if name in _MULTIPLIES and multiply is None:
             how = f"{name} with a constant weight is not rewritten yet"
         yield _Read(prefix + target, name, listed, reason=how)
 
@@ -210,7 +222,7 @@ def _reads_only_as_weight(graph_module: fx.GraphModule, user: fx.Node) -> bool:
     """False where the same constant is the multiply's x, bias or addend as well."""
     operands = read(graph_module, user)
     assert operands is not None
-    others = (operands.x, operands.bias, operands.added)
+    others = (operands.x, operands.added)
     return not any(_constant_path(other) == operands.multiply.path for other in others)
 
 

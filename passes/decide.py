@@ -6,7 +6,7 @@ import torch
 
 from fxsparse.memory import tensor_bytes
 from fxsparse.options import Options, matches
-from fxsparse.packing import DTYPES, count_nonzeros, packed_bytes
+from fxsparse.packing import count_nonzeros, packed_bytes, unreadable
 
 from .limits import FORMAT, SPEED_MATTERS, break_even_sparsity, smallest_sparsity
 from .record import Decision, Weight
@@ -19,7 +19,7 @@ def decide(weight: Weight, options: Options) -> Decision:
     nnz, sparsity = _count(tensor)
     paths = [weight.path, *weight.aliases]
     dense_bytes = tensor_bytes(tensor)
-    reason = _excluded(paths, options) or _unsupported(tensor) or weight.blocked or _unread(weight)
+    reason = _excluded(paths, options) or unreadable(tensor) or weight.blocked or _unread(weight)
     stored = dense_bytes
     shape = tuple(tensor.shape)
     if reason is None:
@@ -49,18 +49,6 @@ def _excluded(paths: list[str], options: Options) -> str | None:
             return f"excluded by the pattern {pattern!r}"
     if options.include is not None and not any(matches(p, paths) for p in options.include):
         return "no include pattern matches it"
-    return None
-
-
-def _unsupported(tensor: torch.Tensor) -> str | None:
-    if tensor.layout != torch.strided:
-        return f"already a {tensor.layout} tensor: call .to_dense() before compile"
-    if tensor.dtype not in DTYPES:
-        return (
-            f"dtype {tensor.dtype} is not supported: expected float32, float64, bfloat16 or float16"
-        )
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        return f"a {type(tensor).__name__} is not a plain tensor"
     return None
 
 
@@ -96,21 +84,20 @@ def _too_dense(
 
 
 def _count(tensor: torch.Tensor) -> tuple[int, float]:
-    """Nonzeros and sparsity of a tensor of any dtype, layout and dimension."""
+    """Nonzeros and sparsity of a tensor of any dtype, layout and dimension; all nonzero in doubt."""
     if tensor.numel() == 0:
         return 0, 0.0
-    if tensor.layout != torch.strided:
-        stored = tensor._nnz() if tensor.layout == torch.sparse_coo else tensor.values().numel()
-        return stored, 1 - stored / tensor.numel()
-    if tensor.dtype not in DTYPES or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        if tensor.is_quantized:
-            return tensor.numel(), 0.0
-        wide = tensor.detach().float() if tensor.is_floating_point() else tensor
-        nnz = int(torch.count_nonzero(wide))
-    elif tensor.dim() == 2:
-        nnz = count_nonzeros(tensor)
+    tensor = tensor.detach()
+    if unreadable(tensor) is None:
+        nnz = count_nonzeros(tensor if tensor.dim() == 2 else tensor.reshape(1, -1))
+    elif tensor.layout == torch.sparse_coo:
+        nnz = tensor._nnz()
     else:
-        nnz = count_nonzeros(tensor.detach().reshape(1, -1))
+        try:
+            values = tensor if tensor.layout == torch.strided else tensor.values()
+            nnz = int(torch.count_nonzero(values.float() if values.is_floating_point() else values))
+        except (NotImplementedError, RuntimeError):
+            nnz = tensor.numel()
     return nnz, 1 - nnz / tensor.numel()
 
 

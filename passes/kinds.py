@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+from fxsparse.modules import HOOKS
 
 #: Modules whose weights are reported and kept: class, name of the operation, reason.
 KEPT: tuple[tuple[type[nn.Module], str, str], ...] = (
@@ -23,55 +24,58 @@ _TRANSFORMERS_CONV1D = "transformers.pytorch_utils.Conv1D"
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether the module computes what ``nn.Linear`` computes from a weight of its own."""
-    return (
-        isinstance(module, nn.Linear)
-        and type(module).forward is nn.Linear.forward
-        and "forward" not in module.__dict__
-    )
+    """Whether a module is ``nn.Linear`` and nothing more: what packing it would lose is not there.
+
+    A subclass is somebody's own, as are a replaced forward, further tensors, and a bias of a shape
+    that only broadcasts.
+    """
+    if type(module) is not nn.Linear or "forward" in module.__dict__:
+        return False
+    weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
+    is_whole = set(module._parameters) == {"weight", "bias"} and not module._buffers
+    if weight is None or weight.dim() != 2 or not is_whole or module._modules:
+        return False
+    return bias is None or (tuple(bias.shape) == weight.shape[:1] and bias.dtype == weight.dtype)
 
 
 def is_plain_linear(module: nn.Module) -> bool:
-    """A linear whose weight is a plain parameter and that no hook observes: a node can replace it."""
-    return is_linear(module) and _has_weight(module) and not has_hooks(module)
+    """A linear that no hook observes: a node can take its place."""
+    return is_linear(module) and not has_hooks(module)
 
 
 def has_hooks(module: nn.Module) -> bool:
-    return any(getattr(module, hooks) for hooks in _HOOKS)
+    return any(getattr(module, hooks) for hooks in HOOKS)
 
 
 def module_weights(module: nn.Module) -> list[tuple[str, str, str | None]]:
     """The weights of one module as (attribute, operation, reason to stay dense or None)."""
+    kind = type(module)
+    if is_linear(module):
+        return [("weight", "nn.Linear", None)]
     if isinstance(module, nn.Linear):
-        if not _has_weight(module):
-            return [
-                (
-                    name,
-                    "nn.Linear",
-                    "its weight is recomputed at every call (hook or parametrization)",
-                )
-                for name, p in module._parameters.items()
-                if p is not None and p.dim() >= 2
-            ]
-        reason = None
-        if not is_linear(module):
-            reason = f"{type(module).__name__} has a forward of its own"
-        return [("weight", "nn.Linear", reason)]
+        reason = f"this {kind.__name__} is more than an nn.Linear"
+        if module._parameters.get("weight") is None:
+            reason = "its weight is recomputed at every call (hook or parametrization), or a buffer"
+        return [(name, "nn.Linear", reason) for name in _matrices(module)]
     for cls, op, reason in KEPT:
         if isinstance(module, cls):
             return [(name, op, reason) for name in _matrices(module)]
-    kind = type(module)
     if f"{kind.__module__}.{kind.__qualname__}" == _TRANSFORMERS_CONV1D:
         return [("weight", "Conv1D", "transformers' Conv1D is not rewritten yet")]
-    if kind.__module__.startswith("torch.") and not isinstance(module, torch.fx.GraphModule):
+    if isinstance(module, ParametrizationList):
+        reason = "it is behind a parametrization"
+        return [(name, "parametrization", reason) for name in _matrices(module)]
+    holds_only = isinstance(module, (nn.ParameterList, nn.ParameterDict))
+    if kind.__module__.startswith("torch.") and not holds_only:
         return []
     reason = f"{kind.__name__}.forward was not traced, so how it reads this weight is not known"
+    if holds_only:
+        reason = f"it is read from a {kind.__name__} by a forward that was not traced"
     return [(name, "parameter", reason) for name in _matrices(module)]
 
 
-def _has_weight(module: nn.Module) -> bool:
-    return isinstance(module._parameters.get("weight"), nn.Parameter)
-
-
 def _matrices(module: nn.Module) -> list[str]:
-    return [name for name, p in module._parameters.items() if p is not None and p.dim() >= 2]
+    tensors: dict[str, torch.Tensor | None] = {**module._parameters}
+    if isinstance(module, nn.Linear):
+        tensors.update(module._buffers)
+    return [name for name, t in tensors.items() if t is not None and t.dim() >= 2]

@@ -24,11 +24,10 @@ from .record import META, Multiply
 
 @dataclass(frozen=True)
 class Operands:
-    """The parts of one multiply. ``bias`` goes into the operator; ``added`` is added afterwards."""
+    """The parts of one multiply; ``added`` is what is added to the product, if anything."""
 
     multiply: Multiply
     x: Any
-    bias: Any = None
     added: Any = None
 
 
@@ -41,11 +40,10 @@ class Spelling:
     x: str
     weight: str
     flip: bool
-    bias: str | None = None
-    added: str | None = None
+    added: str = ""
 
 
-_LINEAR = Spelling("linear", ("input", "weight", "bias"), "input", "weight", False, bias="bias")
+_LINEAR = Spelling("linear", ("input", "weight", "bias"), "input", "weight", False, added="bias")
 _MATMUL = Spelling("matmul", ("input", "other"), "input", "other", True)
 _MM = Spelling("mm", ("input", "mat2"), "input", "mat2", True)
 _ADDMM = Spelling("addmm", ("input", "mat1", "mat2"), "mat1", "mat2", True, added="input")
@@ -102,12 +100,8 @@ def read(graph_module: fx.GraphModule, node: fx.Node) -> Operands | None:
     if arguments is None or found is None or not isinstance(arguments[spelling.x], fx.Node):
         return None
     path, swapped = found
-    return Operands(
-        Multiply(path, spelling.op, swapped != spelling.flip),
-        arguments[spelling.x],
-        arguments.get(spelling.bias) if spelling.bias else None,
-        arguments.get(spelling.added) if spelling.added else None,
-    )
+    multiply = Multiply(path, spelling.op, swapped != spelling.flip)
+    return Operands(multiply, arguments[spelling.x], arguments.get(spelling.added))
 
 
 def view_users(graph_module: fx.GraphModule, node: fx.Node) -> list[fx.Node]:

@@ -36,13 +36,17 @@ class Rewrite(PassBase):
             if multiply is not None and multiply.call is not None:
                 self._replace(graph_module, node, multiply.call)
                 modified = True
+        for node in reversed(list(graph_module.graph.nodes) if modified else []):
+            if node.op == "get_attr" and not node.users:  # of one only the shape was read
+                graph_module.graph.erase_node(node)
         return PassResult(graph_module, modified)
 
     def _replace(self, graph_module: fx.GraphModule, node: fx.Node, call: Call) -> None:
         graph = graph_module.graph
         operands = read(graph_module, node)
         assert operands is not None
-        path, bias, inputs = operands.multiply.path, operands.bias, list(node.all_input_nodes)
+        path, added, bias = operands.multiply.path, operands.added, None
+        inputs = list(node.all_input_nodes)
         with graph.inserting_before(node):
             packed = graph.create_node("get_attr", path + SUFFIX)
             if (
@@ -50,7 +54,6 @@ class Rewrite(PassBase):
                 and attribute(graph_module, f"{node.target}.bias") is not None
             ):
                 bias = graph.create_node("get_attr", f"{node.target}.bias")
-            added = operands.added
             if _is_bias(graph_module, added, call):
                 bias, added = added, None
             new = graph.call_function(
@@ -74,7 +77,7 @@ class Rewrite(PassBase):
 
 
 def _is_bias(graph_module: fx.GraphModule, added: object, call: Call) -> bool:
-    """Whether what ``addmm`` adds is a vector of the module that the operator can take as its bias."""
+    """Whether what is added is a vector of the module, which the operator takes as its bias."""
     if not isinstance(added, fx.Node) or added.op != "get_attr":
         return False
     vector = attribute(graph_module, str(added.target))

@@ -46,6 +46,11 @@ def model():
         ),
         ({"exclude": ["2.bias"]}, ValueError, "exclude: the pattern '2.bias'.*closest: 2.weight"),
         ({"include": "0.weight"}, TypeError, "include: expected a sequence"),
+        ({"include": 5}, TypeError, "include: expected a sequence"),
+        ({"exclude": None}, TypeError, "exclude: expected a sequence"),
+        ({"exclude": {"1.*": 0}.keys()}, ValueError, "exclude: the pattern"),
+        ({"threads": 2**40}, ValueError, "threads"),
+        ({"verify": "yes"}, TypeError, "verify: expected True, False or None"),
         ({"example_inputs": torch.zeros(1, 64)}, TypeError, r"example_inputs.*write \(x,\)"),
         ({"example_inputs": (torch.zeros(1, 3),)}, ValueError, "Sequential itself fails on them"),
         ({"verify": True}, ValueError, "verify=True: expected example_inputs"),
@@ -201,3 +206,52 @@ def test_to_dense_wants_a_module():
 def test_from_linear_wants_a_linear():
     with pytest.raises(TypeError, match="expected an nn.Linear, got Conv2d"):
         fxsparse.SparseLinear.from_linear(nn.Conv2d(1, 1, 1))
+
+
+def test_inplace_is_true_or_false(model):
+    with pytest.raises(TypeError, match="inplace: expected True or False, got 'yes'"):
+        fxsparse.compile(model, inplace="yes")
+
+
+def test_a_model_with_a_report_of_its_own():
+    class Reports(nn.Module):
+        def report(self):
+            return 1
+
+    for inplace in (False, True):
+        with pytest.raises(ValueError, match="Reports has an attribute 'report' of its own"):
+            fxsparse.compile(Reports(), inplace=inplace)
+
+
+def test_weights_whose_memory_cannot_be_read_stay(model):
+    x = torch.randn(3, 64)
+    model[0].weight = nn.Parameter(
+        torch.complex(torch.zeros(64, 64), model[0].weight.detach()).conj().imag
+    )
+    expected = model(x)
+    sparse = fxsparse.compile(model, min_elements=0)
+    assert "lazily negated" in sparse.report.rows[0].reason
+    torch.testing.assert_close(sparse(x), expected)
+    freed = nn.Linear(64, 64)
+    freed.weight.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="its memory was freed"):
+        fxsparse.SparseLinear.from_linear(freed)
+
+
+def test_a_default_device_is_not_used_for_packing(model):
+    x = torch.randn(3, 64)
+    with torch.device("meta"):
+        sparse = fxsparse.compile(model, min_elements=0)
+    torch.testing.assert_close(sparse(x), model(x))
+
+
+def test_outputs_that_are_floats_are_compared_as_such():
+    class Mean(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(64, 64)
+
+        def forward(self, x):
+            return self.fc(x).mean().item()
+
+    fxsparse.compile(prune(Mean()), (torch.randn(3, 64),), min_elements=0)

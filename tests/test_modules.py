@@ -238,3 +238,140 @@ def test_many_nonzero_patterns_survive_packing():
             assert torch.equal(packed.weight.dense(), linear.weight)
             x = torch.randn(3, cols)
             torch.testing.assert_close(packed(x), linear(x), rtol=1e-4, atol=1e-4)
+
+
+def test_it_is_a_linear_for_code_that_asks(linear, sparse):
+    class Asks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(64, 64)
+
+        def forward(self, x, mask=None):
+            x = self.fc(x)
+            return x.relu() if isinstance(self.fc, nn.Linear) else x
+
+    assert isinstance(sparse, nn.Linear)
+    model = prune(Asks())
+    x = torch.randn(3, 64)
+    torch.testing.assert_close(fxsparse.compile(model, min_elements=0)(x), model(x))
+
+
+def test_writing_to_a_packed_weight_raises(linear, sparse):
+    for write in (
+        lambda w: w.zero_(),
+        lambda w: w.copy_(linear.weight),
+        lambda w: w.data.mul_(2),
+        lambda w: nn.init.zeros_(w),
+        lambda w: w.__setitem__(0, 5.0),
+    ):
+        with pytest.raises(RuntimeError, match="read-only.*to_dense"):
+            write(sparse.weight)
+    assert torch.equal(sparse.weight.dense(), linear.weight)
+
+
+def test_whoever_holds_a_linear_holds_the_packed_one():
+    class Holds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(64, 64)
+            self.aside = [self.a]
+            self.call = self.a.forward
+
+        def forward(self, x, mask=None):
+            return self.aside[0](x) + self.call(x)
+
+    model = prune(Holds())
+    x = torch.randn(3, 64)
+    expected = model(x)
+    for inplace in (False, True):
+        compiled = fxsparse.compile(model, min_elements=0, inplace=inplace)
+        assert compiled.aside[0] is compiled.a
+        torch.testing.assert_close(compiled(x), expected)
+
+
+def test_a_compiled_root_linear_in_place():
+    model = prune(nn.Linear(64, 64))
+    x = torch.randn(3, 64)
+    expected = model(x)
+    sparse = fxsparse.compile(model, min_elements=0, inplace=True)
+    assert type(model) is fxsparse.SparseLinear
+    torch.testing.assert_close(model(x), expected)
+    torch.testing.assert_close(sparse(x), expected)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("capture", ["trace", "modules"])
+def test_tied_weights_take_another_number_of_nonzeros(assign, capture):
+    def make(sparsity):
+        model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+        model[2].weight = model[0].weight
+        return prune(model, sparsity)
+
+    one = fxsparse.compile(make(0.9), min_elements=0, capture=capture)
+    other = make(0.7)
+    for state in (fxsparse.compile(other, min_elements=0).state_dict(), other.state_dict()):
+        one.load_state_dict(state, assign=assign)
+        x = torch.randn(3, 64)
+        torch.testing.assert_close(one(x), other(x))
+
+
+def test_an_in_place_model_sees_what_it_loads():
+    class Bare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(64, 64))
+
+        def forward(self, x):
+            return x @ self.w
+
+    model, other = prune(Bare()), prune(Bare(), 0.8)
+    x = torch.randn(3, 64)
+    expected = other(x)
+    fxsparse.compile(model, min_elements=0, inplace=True)
+    for assign in (False, True):
+        model.load_state_dict(fxsparse.compile(other, min_elements=0).state_dict(), assign=assign)
+        torch.testing.assert_close(model(x), expected)
+
+
+def test_a_skeleton_without_values_is_loaded(sparse):
+    x = torch.randn(3, 96)
+    for skeleton in (
+        copy.deepcopy(sparse).to("meta"),
+        copy.deepcopy(sparse).to("meta").to_empty(device="cpu"),
+    ):
+        skeleton.load_state_dict(sparse.state_dict(), assign=True)
+        assert torch.equal(skeleton(x), sparse(x))
+    with pytest.raises(ValueError, match="meta device"):
+        fxsparse.to_dense(copy.deepcopy(sparse).to("meta"))
+
+
+def test_reading_the_weight_does_not_break_torch_compile_or_export():
+    class Reads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(64, 64)
+
+        def forward(self, x, mask=None):
+            return self.fc(x.to(self.fc.weight.dtype)) * self.fc.weight.shape[0]
+
+    model = prune(Reads())
+    sparse = fxsparse.compile(model, min_elements=0)
+    x = torch.randn(3, 64)
+    torch.testing.assert_close(sparse(x), model(x))
+    torch.testing.assert_close(torch.compile(sparse, fullgraph=True)(x), model(x))
+    torch.testing.assert_close(torch.export.export(sparse, (x,)).module()(x), model(x))
+
+
+def test_from_linear_takes_what_it_can_stand_for():
+    class Doubles(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    with pytest.raises(TypeError, match="expected an nn.Linear, got Doubles"):
+        fxsparse.SparseLinear.from_linear(Doubles(8, 8))
+    hooked = nn.Linear(8, 8)
+    hooked.register_forward_hook(lambda module, args, out: out)
+    with pytest.raises(ValueError, match="without hooks"):
+        fxsparse.SparseLinear.from_linear(hooked)
+    with pytest.raises(ValueError, match="it is on meta"):
+        fxsparse.SparseLinear.from_linear(nn.Linear(8, 8, device="meta"))

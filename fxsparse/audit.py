@@ -1,0 +1,301 @@
+"""Reads the source of a forward: does its control flow depend on the module's structure alone?
+
+A trace records one run. It can stand for every run only if no branch, no assignment and no call on
+the way depends on, or changes, anything but the tensors in the graph and the module's structure.
+:func:`objection` says where a function does more than that. It errs on the side of objecting: the
+price is a model that is treated module by module instead of as one graph.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import types
+
+#: Builtins whose result is as constant as their arguments.
+_PURE = frozenset(
+    [
+        "len",
+        "range",
+        "enumerate",
+        "zip",
+        "reversed",
+        "min",
+        "max",
+        "int",
+        "float",
+        "bool",
+        "str",
+        "tuple",
+        "list",
+        "dict",
+        "sorted",
+        "isinstance",
+        "abs",
+        "sum",
+    ]
+)
+#: Builtins that look at, or act on, more than the value of a tensor.
+_CURIOUS = frozenset(
+    [
+        "getattr",
+        "hasattr",
+        "isinstance",
+        "issubclass",
+        "type",
+        "id",
+        "callable",
+        "setattr",
+        "delattr",
+        "vars",
+        "globals",
+        "locals",
+        "print",
+        "open",
+        "input",
+        "exec",
+        "eval",
+        "next",
+        "iter",
+        "super",
+    ]
+)
+_MUTATORS = frozenset(
+    [
+        "append",
+        "extend",
+        "insert",
+        "pop",
+        "popitem",
+        "clear",
+        "update",
+        "setdefault",
+        "add",
+        "remove",
+        "discard",
+        "sort",
+        "reverse",
+    ]
+)
+_VIEWS = frozenset(("items", "values", "keys"))
+_FORBIDDEN: dict[type[ast.AST], str] = {
+    ast.With: "enters a context, which a trace loses",
+    ast.AsyncWith: "enters a context, which a trace loses",
+    ast.Try: "catches exceptions, those of tracing among them",
+    ast.Global: "writes a global",
+    ast.Nonlocal: "writes a variable of another function",
+    ast.Yield: "is a generator",
+    ast.YieldFrom: "is a generator",
+    ast.Await: "is asynchronous",
+    ast.Match: "branches by match",
+    ast.Delete: "deletes something",
+    ast.AsyncFunctionDef: "is asynchronous",
+}
+
+
+class _Objection(Exception):
+    pass
+
+
+@functools.lru_cache(maxsize=4096)
+def objection(code: types.CodeType) -> str | None:
+    """Why a trace through this function may not stand for every call; None where it may."""
+    name = getattr(code, "co_qualname", code.co_name)
+    try:
+        functions = _functions("".join(inspect.findsource(code)[0]))[code.co_firstlineno]
+    except (OSError, TypeError, SyntaxError, KeyError):
+        return f"the source of {name} cannot be read"
+    try:
+        for function in functions:
+            _Auditor().visit(function)
+    except _Objection as found:
+        return f"{name} {found}"
+    return None
+
+
+@functools.lru_cache(maxsize=64)
+def _functions(source: str) -> dict[int, list[ast.AST]]:
+    """The functions and lambdas of a file by the line on which their code begins."""
+    functions: dict[int, list[ast.AST]] = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            decorators = getattr(node, "decorator_list", [])
+            line = decorators[0].lineno if decorators else node.lineno
+            functions.setdefault(line, []).append(node)
+    return functions
+
+
+class _Auditor(ast.NodeVisitor):
+    """Follows which names are constant (known from the module's structure) and which are fresh
+    (containers made by the function itself), statement by statement."""
+
+    def __init__(self) -> None:
+        self.constant: set[str] = set()
+        self.fresh: set[str] = set()
+
+    def visit(self, node: ast.AST) -> None:
+        for kind, what in _FORBIDDEN.items():
+            if isinstance(node, kind):
+                raise _Objection(what)
+        super().visit(node)
+
+    # ---- what a name stands for ----
+
+    def is_constant(self, node: ast.AST) -> bool:
+        if isinstance(node, ast.Name):
+            return node.id in self.constant
+        if isinstance(node, ast.Call):
+            arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
+            function = node.func
+            pure = isinstance(function, ast.Name) and function.id in _PURE
+            view = isinstance(function, ast.Attribute) and function.attr in _VIEWS
+            if not pure and not (view and self.is_constant(function)):
+                return False
+            return all(self.is_constant(argument) for argument in arguments)
+        return all(
+            self.is_constant(child)
+            for child in ast.iter_child_nodes(node)
+            if not isinstance(
+                child, (ast.expr_context, ast.operator, ast.cmpop, ast.unaryop, ast.boolop)
+            )
+        )
+
+    def _bind(self, target: ast.AST, constant: bool, fresh: bool = False) -> None:
+        if isinstance(target, ast.Name):
+            (self.constant.add if constant else self.constant.discard)(target.id)
+            (self.fresh.add if fresh else self.fresh.discard)(target.id)
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            for element in target.elts:
+                self._bind(element, constant)
+        elif isinstance(target, ast.Starred):
+            self._bind(target.value, constant)
+        elif not self._is_fresh(getattr(target, "value", target)):
+            raise _Objection(f"assigns to {ast.unparse(target)!r}")
+
+    def _is_fresh(self, node: ast.AST) -> bool:
+        return isinstance(node, ast.Name) and node.id in self.fresh
+
+    def _test(self, node: ast.AST) -> None:
+        if not self.is_constant(node):
+            raise _Objection(f"branches on {ast.unparse(node)!r}, which a trace freezes")
+        self.visit(node)
+
+    # ---- statements ----
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        if node.decorator_list and not all(
+            isinstance(d, ast.Name) and d.id in ("staticmethod", "classmethod", "property")
+            for d in node.decorator_list
+        ):
+            raise _Objection("is decorated")
+        self._function(node.args, node.body)
+
+    def visit_Lambda(self, node: ast.Lambda) -> None:
+        self._function(node.args, [node.body])
+
+    def _function(self, arguments: ast.arguments, body: list) -> None:
+        every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+        every += [a for a in (arguments.vararg, arguments.kwarg) if a is not None]
+        for argument in every:
+            self._bind(ast.Name(argument.arg), constant=argument.arg == "self")
+        for statement in body:
+            self.visit(statement)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self.visit(node.value)
+        container = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
+        for target in node.targets:
+            self._bind(target, self.is_constant(node.value), isinstance(node.value, container))
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self.visit_Assign(ast.Assign([node.target], node.value))
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
+        self.visit_Assign(ast.Assign([node.target], node.value))
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        self.visit(node.value)
+        both = self.is_constant(node.target) and self.is_constant(node.value)
+        if not (isinstance(node.target, ast.Name) and (both or self._is_fresh(node.target))):
+            raise _Objection(f"updates {ast.unparse(node.target)!r} in place")
+
+    def visit_For(self, node: ast.For) -> None:
+        self.visit(node.iter)
+        self._bind(node.target, self.is_constant(node.iter))
+        for _ in range(2):  # what the end of the body binds holds at its beginning
+            for statement in [*node.body, *node.orelse]:
+                self.visit(statement)
+
+    def visit_comprehension(self, node: ast.comprehension) -> None:
+        self.visit(node.iter)
+        self._bind(node.target, self.is_constant(node.iter))
+        for test in node.ifs:
+            self._test(test)
+
+    def visit_ListComp(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp) -> None:
+        for generator in node.generators:
+            self.visit(generator)
+        self.visit(node.elt)
+
+    visit_SetComp = visit_GeneratorExp = visit_ListComp
+
+    def visit_DictComp(self, node: ast.DictComp) -> None:
+        for generator in node.generators:
+            self.visit(generator)
+        self.visit(node.key)
+        self.visit(node.value)
+
+    def visit_If(self, node: ast.If) -> None:
+        self._test(node.test)
+        for statement in [*node.body, *node.orelse]:
+            self.visit(statement)
+
+    def visit_While(self, node: ast.While) -> None:
+        raise _Objection("loops while something holds")
+
+    def visit_IfExp(self, node: ast.IfExp) -> None:
+        self._test(node.test)
+        self.visit(node.body)
+        self.visit(node.orelse)
+
+    def visit_Assert(self, node: ast.Assert) -> None:
+        self._test(node.test)
+
+    # ---- expressions ----
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        for value in node.values:
+            self._test(value)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
+        if isinstance(node.op, ast.Not):
+            self._test(node.operand)
+        self.visit(node.operand)
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        by_value = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+        if not all(isinstance(op, by_value) for op in node.ops) and not self.is_constant(node):
+            raise _Objection(f"asks {ast.unparse(node)!r}, which a trace freezes")
+        self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if node.attr == "training":
+            raise _Objection("reads the training flag, which a trace freezes")
+        self.visit(node.value)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        function = node.func
+        arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
+        curious = isinstance(function, ast.Name) and function.id in _CURIOUS
+        if curious and not all(self.is_constant(argument) for argument in arguments):
+            raise _Objection(f"calls {ast.unparse(node)!r}")
+        if isinstance(function, ast.Attribute):
+            if function.attr == "apply":
+                raise _Objection(
+                    f"calls {ast.unparse(function)!r}: a function with a gradient of its own"
+                )
+            if function.attr in _MUTATORS and not self._is_fresh(function.value):
+                raise _Objection(f"changes {ast.unparse(function.value)!r}")
+        self.generic_visit(node)

@@ -1,0 +1,72 @@
+"""What speaks against tracing a model, found before it is run."""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+
+import torch
+from torch import fx
+from torch.nn.modules import module as torch_module
+
+from .audit import objection
+from .tracer import WatchedTracer, needs_audit
+
+#: The one doubt that example inputs can lift.
+OPTIONAL = "forward has optional or keyword arguments"
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
+
+# What a class may define of nn.Module's own names without a graph losing it.
+_OVERRIDES = frozenset(["forward", "extra_repr", "reset_parameters"])
+
+
+def doubts_before_tracing(model: torch.nn.Module) -> list[str]:
+    """Why a trace of ``model`` would not stand for it: signature, hooks, overrides, names, source."""
+    doubts = []
+    parameters = inspect.signature(type(model).forward).parameters.values()
+    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if any(p.kind not in plain or p.default is not inspect.Parameter.empty for p in parameters):
+        doubts.append(OPTIONAL)
+    if any(p.name == "torch" for p in parameters):
+        doubts.append("forward has an argument named 'torch'")
+    if any(getattr(torch_module, hooks, None) for hooks in _GLOBAL_HOOKS):
+        doubts.append("global module hooks are registered")
+    for name in [*model._modules, *model._parameters, *model._buffers]:
+        if hasattr(fx.GraphModule, name) or name in ("graph", "meta"):
+            doubts.append(f"a GraphModule has an attribute {name!r} of its own")
+    is_leaf = WatchedTracer().is_leaf_module
+    for path, module in model.named_modules():
+        where = path or "the model"
+        if any(getattr(module, hooks) for hooks in _HOOKS):
+            doubts.append(f"{where} has forward or backward hooks")
+        if any(keyword.iskeyword(name) for name in module._modules):
+            doubts.append(f"{where} has a child named by a keyword")
+        if not path or not is_leaf(module, path):
+            doubts += _doubts_of_class(module, where)
+    return doubts
+
+
+def _doubts_of_class(module: torch.nn.Module, where: str) -> list[str]:
+    doubts = []
+    if "forward" in module.__dict__:
+        doubts.append(f"forward of {where} is replaced on the object")
+    cls = type(module)
+    for base in cls.__mro__[: cls.__mro__.index(torch.nn.Module)]:
+        if not base.__module__.startswith("torch."):
+            lost = [n for n in vars(base) if n in _MODULE_METHODS and n not in _OVERRIDES]
+            doubts += [f"{base.__name__} overrides {name}" for name in lost]
+    code = getattr(inspect.unwrap(cls.forward), "__code__", None)
+    if code is None or hasattr(cls.forward, "__wrapped__"):
+        doubts.append(f"forward of {cls.__name__} is wrapped")
+    elif needs_audit(code) and (found := objection(code)):
+        doubts.append(found)
+    return doubts
+
+
+_MODULE_METHODS = frozenset(
+    name
+    for name, value in vars(torch.nn.Module).items()
+    if callable(value) and name not in ("__init__", "__repr__")
+)

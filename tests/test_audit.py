@@ -1,0 +1,158 @@
+"""What the audit of a forward objects to, and what it lets pass."""
+
+import pytest
+import torch
+
+from fxsparse.audit import objection
+
+
+class Passes:
+    def structure(self, x):
+        for i, layer in enumerate(self.layers):
+            x = layer(x) if i else layer(x).relu()
+        return x
+
+    def optional_part(self, x):
+        if self.down is not None and len(self.layers) > 1:
+            x = self.down(x)
+        return x
+
+    def local_list(self, x):
+        parts = [layer(x) for layer in self.layers if layer is not self.last]
+        parts.append(x)
+        named = {"x": x}
+        named["y"] = parts[0]
+        return torch.cat(parts), named
+
+    def shapes(self, x):
+        batch, length, _ = x.shape
+        return x.view(batch, length, self.heads, -1).transpose(1, 2)
+
+    def helper(self, x):
+        double = lambda t: t * 2  # noqa: E731
+        return double(self.a(x)) + (x > 0)
+
+
+class Fails:
+    def none(self, x, mask):
+        return x if mask is None else x * mask
+
+    def alias(self, x, mask):
+        m = mask
+        return self.a(x) if m is not None else x
+
+    def item(self, inputs):
+        return inputs[0] if inputs[1] is None else inputs[1]
+
+    def filtered(self, x, y):
+        return sum([t for t in (x, y) if t is not None])
+
+    def either(self, x, y):
+        return self.a(x or y)
+
+    def membership(self, x, names):
+        return x * ("scale" in names)
+
+    def training(self, x):
+        return torch.dropout(x, 0.5, self.training)
+
+    def childs_training(self, x):
+        return self.a(x) if self.drop.training == self.training else x
+
+    def context(self, x):
+        with torch.no_grad():
+            return self.a(x)
+
+    def catching(self, x):
+        try:
+            return self.a(x)
+        except ValueError:
+            return x
+
+    def counting(self, x):
+        self.calls += 1
+        return x
+
+    def storing(self, x):
+        self.last = x
+        return x
+
+    def storing_deep(self, x):
+        self.stats["calls"]["n"] = 1
+        return x
+
+    def appending(self, x):
+        self.seen.append(x)
+        return x
+
+    def appending_to_argument(self, x, cache):
+        cache.append(x)
+        return x
+
+    def in_place(self, x):
+        x += 1
+        return x
+
+    def item_assignment(self, x):
+        y = self.a(x)
+        y[0] = 1
+        return y
+
+    def flag(self, x):
+        return self.a(x) if torch.is_grad_enabled() else x
+
+    def type_test(self, x):
+        return self.a(x) if isinstance(x, torch.Tensor) else x
+
+    def type_value(self, x):
+        return self.a[type(x)](x)
+
+    def attribute_test(self, x):
+        return self.a(getattr(x, "values", x))
+
+    def own_gradient(self, x):
+        return Reverse.apply(x)  # noqa: F821
+
+    def printing(self, x):
+        print(x)
+        return x
+
+    def loop(self, x):
+        while x.sum() > 0:
+            x = x - 1
+        return x
+
+    def asserting(self, x, n):
+        assert n
+        return x
+
+    def negation(self, x, flag):
+        return x * (not flag)
+
+    def late_taint(self, x):
+        y = self.none
+        for layer in self.layers:
+            if y is not None:
+                x = x * y
+            y = layer(x)
+        return x
+
+    @torch.no_grad()
+    def decorated(self, x):
+        return x
+
+
+@pytest.mark.parametrize("name", [n for n in vars(Passes) if not n.startswith("_")])
+def test_lets_pass(name):
+    assert objection(vars(Passes)[name].__code__) is None
+
+
+@pytest.mark.parametrize("name", [n for n in vars(Fails) if not n.startswith("_")])
+def test_objects(name):
+    function = vars(Fails)[name]
+    found = objection(getattr(function, "__wrapped__", function).__code__)
+    assert found is not None and name in found
+
+
+def test_code_without_source_is_objected_to():
+    assert "source" in objection(compile("lambda x: x", "nowhere", "eval"))
