@@ -38,7 +38,7 @@ def torch_folder() -> Path:
     """The installed torch, whose headers and library the operators are built with."""
     order = (
         "Install torch first, then fxsparse without build isolation:\n"
-        "    pip install torch --index-url https://download.pytorch.org/whl/cpu\n"
+        "    pip install torch\n"
         "    pip install setuptools pybind11 ninja\n"
         "    pip install --no-build-isolation ."
     )

@@ -135,6 +135,13 @@ void check_plain(const Tensor& tensor, const char* name) {
   if (!tensor.is_strided()) refuse("expected %s with a strided layout, got another layout", name);
 }
 
+[[noreturn]] void refuse_dtype(const char* name, int32_t expected, int32_t got) {
+  refuse(
+      "expected %s of dtype %s (the weight's), got %s; to change a model's dtype, convert the dense "
+      "model and compile that",
+      name, dtype_name(expected).c_str(), dtype_name(got).c_str());
+}
+
 Packed open_checked(const Tensor& packed, int64_t out_features, int64_t in_features,
                     int32_t dtype) {
   check_plain(packed, "packed");
@@ -142,6 +149,7 @@ Packed open_checked(const Tensor& packed, int64_t out_features, int64_t in_featu
       (packed.sizes()[0] > 1 && packed.strides()[0] != 1))
     refuse("expected packed as a contiguous 1-D uint8 tensor, got %s of shape %s",
            dtype_name(packed.dtype()).c_str(), shape_text(packed).c_str());
+  if (packed.data() == nullptr) refuse("expected packed with its memory, which was freed");
   const Packed opened = [&] {
     try {
       return open_packed(packed.data(), packed.sizes()[0]);
@@ -190,8 +198,7 @@ StableIValue multiply(Tensor x, Packed packed, int64_t in, int64_t out, int32_t 
   check_plain(x, names.x);
   const int64_t dim = x.dim();
   if (x.dtype() != dtype)
-    refuse("expected %s of dtype %s (the weight's), got %s", names.x, dtype_name(dtype).c_str(),
-           dtype_name(x.dtype()).c_str());
+    refuse_dtype(names.x, dtype, x.dtype());
   if (dim == 0 || dim > Tensor::kMostDims)
     refuse("expected %s with 1 to %d dimensions, got %d", names.x,
            static_cast<int>(Tensor::kMostDims), static_cast<int>(dim));
@@ -237,8 +244,7 @@ void boxed_linear(StableIValue* stack, uint64_t, uint64_t) {
   if (bias) {
     check_plain(*bias, "bias");
     if (bias->dtype() != dtype)
-      refuse("expected bias of dtype %s (the weight's), got %s", dtype_name(dtype).c_str(),
-             dtype_name(bias->dtype()).c_str());
+      refuse_dtype("bias", dtype, bias->dtype());
     if (bias->dim() != 1 || bias->sizes()[0] != out || (out > 1 && bias->strides()[0] != 1))
       refuse("expected bias as a contiguous tensor of shape [%" PRId64 "], got shape %s", out,
              shape_text(*bias).c_str());
