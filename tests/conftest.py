@@ -1,26 +1,7 @@
-"""Shared by the tests: pruned weights and models."""
+"""Every test starts from the same random numbers."""
 
 import pytest
 import torch
-from torch import nn
-
-
-def sparse_weight(rows: int, cols: int, sparsity: float = 0.9, dtype=torch.float32) -> torch.Tensor:
-    """A random matrix with exactly ``round(sparsity * size)`` zeros."""
-    weight = torch.randn(rows, cols, dtype=torch.float64) * 0.1 + 0.01
-    weight.view(-1)[torch.randperm(rows * cols)[: round(sparsity * rows * cols)]] = 0
-    return weight.to(dtype)
-
-
-def prune(model: nn.Module, sparsity: float = 0.9) -> nn.Module:
-    """Zero ``sparsity`` of every matrix of ``model`` at random, in place; returns ``model`` in eval."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() >= 2:
-                rows = parameter.shape[0]
-                zeroed = sparse_weight(rows, parameter[0].numel(), sparsity, parameter.dtype)
-                parameter.copy_(zeroed.view_as(parameter))
-    return model.eval()
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import prune
+from pruned import prune
 from torch import fx, nn
 
 import fxsparse

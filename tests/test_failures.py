@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import prune
+from pruned import prune
 from torch import nn
 
 import fxsparse

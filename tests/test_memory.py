@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-from conftest import prune
+from pruned import prune
 from torch import nn
 
 import fxsparse

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from conftest import prune
+from pruned import prune
 from torch import nn
 
 import fxsparse

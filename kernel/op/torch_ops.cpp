@@ -137,7 +137,8 @@ void check_plain(const Tensor& tensor, const char* name) {
 
 [[noreturn]] void refuse_dtype(const char* name, int32_t expected, int32_t got) {
   refuse(
-      "expected %s of dtype %s (the weight's), got %s; to change a model's dtype, convert the dense "
+      "expected %s of dtype %s (the weight's), got %s; to change a model's dtype, convert the "
+      "dense "
       "model and compile that",
       name, dtype_name(expected).c_str(), dtype_name(got).c_str());
 }
@@ -197,8 +198,7 @@ StableIValue multiply(Tensor x, Packed packed, int64_t in, int64_t out, int32_t 
                       int64_t threads, const Names& names, Run&& run) {
   check_plain(x, names.x);
   const int64_t dim = x.dim();
-  if (x.dtype() != dtype)
-    refuse_dtype(names.x, dtype, x.dtype());
+  if (x.dtype() != dtype) refuse_dtype(names.x, dtype, x.dtype());
   if (dim == 0 || dim > Tensor::kMostDims)
     refuse("expected %s with 1 to %d dimensions, got %d", names.x,
            static_cast<int>(Tensor::kMostDims), static_cast<int>(dim));
@@ -243,8 +243,7 @@ void boxed_linear(StableIValue* stack, uint64_t, uint64_t) {
   const Packed opened = open_checked(packed, out, in, dtype);
   if (bias) {
     check_plain(*bias, "bias");
-    if (bias->dtype() != dtype)
-      refuse_dtype("bias", dtype, bias->dtype());
+    if (bias->dtype() != dtype) refuse_dtype("bias", dtype, bias->dtype());
     if (bias->dim() != 1 || bias->sizes()[0] != out || (out > 1 && bias->strides()[0] != 1))
       refuse("expected bias as a contiguous tensor of shape [%" PRId64 "], got shape %s", out,
              shape_text(*bias).c_str());

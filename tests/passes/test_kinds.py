@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import prune, sparse_weight
+from pruned import prune, sparse_weight
 from torch import nn
 
 import fxsparse

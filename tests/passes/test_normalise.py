@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import sparse_weight
+from pruned import sparse_weight
 from torch import nn
 
 import fxsparse

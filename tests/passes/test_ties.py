@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import prune, sparse_weight
+from pruned import prune, sparse_weight
 from torch import nn
 
 import fxsparse
