@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from fxsparse._native import _C
 from fxsparse.memory import tensor_bytes
 from fxsparse.options import Options, matches
 from fxsparse.packing import count_nonzeros, packed_bytes, unreadable
@@ -74,7 +75,7 @@ def _too_dense(
         return f"{tensor.numel()} elements are fewer than min_elements={options.min_elements}"
     if packed >= dense:
         return f"packed it would not be smaller: {packed} bytes against {dense}"
-    even = break_even_sparsity(options.batch_hint)
+    even = break_even_sparsity(options.batch_hint, _C.isa())
     if options.prefer == "latency" and (sparsity < even or tensor.numel() < SPEED_MATTERS):
         rows = f"{options.batch_hint} rows" if options.batch_hint else "every batch size"
         if tensor.numel() < SPEED_MATTERS:
