@@ -56,8 +56,8 @@ def capture(
         doubts.append("the model has generate(), which a graph would lose")
     if not doubts or (doubts == [OPTIONAL] and equals_model is not None):
         traced, found = trace(own)
-        if traced is not None and not found and doubts and equals_model is not None:
-            found = [] if equals_model(traced) else ["the trace differs on example_inputs"]
+        if traced is not None and doubts and equals_model is not None and not equals_model(traced):
+            found = ["the trace differs on example_inputs"]
         if traced is not None and not found:
             return Captured(traced, [traced, own] if inplace else [traced])
         doubts = found
@@ -73,7 +73,7 @@ def capture(
 def trace(model: torch.nn.Module) -> tuple[fx.GraphModule | None, list[str]]:
     """Trace ``model`` on a scratch copy; the graph module gets ``model``'s own modules and tensors.
 
-    Returns the graph module (None where tracing fails) and the reasons to distrust it.
+    Returns the graph module, or None and the reasons to distrust the trace.
     """
     tracer = WatchedTracer()
     try:
@@ -85,17 +85,16 @@ def trace(model: torch.nn.Module) -> tuple[fx.GraphModule | None, list[str]]:
                 drawn = _random_numbers() != numbers
         finally:
             _restore_random_numbers(numbers)
-        traced = _graph_module(graph, model)
+        after = _attributes(scratch)
+        doubts = [*tracer.doubts, *filter(None, map(objection, tracer.codes))]
+        if drawn:
+            doubts.append("forward draws random numbers outside the graph")
+        changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+        doubts += [f"forward changes {name!r}" for name in changed[:3]]
+        return (None, doubts) if doubts else (_graph_module(graph, model), [])
     except Exception as error:
         text = (str(error).splitlines() or [""])[0][:200]
         return None, [f"symbolic_trace fails: {type(error).__name__}: {text}"]
-    after = _attributes(scratch)
-    doubts = [*tracer.doubts, *filter(None, map(objection, tracer.codes))]
-    if drawn:
-        doubts.append("forward draws random numbers outside the graph")
-    changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    doubts += [f"forward changes {name!r}" for name in changed[:3]]
-    return traced, doubts
 
 
 def _random_numbers() -> tuple[Any, ...]:
@@ -155,9 +154,8 @@ def _graph_module(graph: fx.Graph, own: torch.nn.Module) -> fx.GraphModule:
     What forward does not use stays too: the state_dict's keys are the model's.
     """
     targets = {str(n.target) for n in graph.nodes if n.op in ("get_attr", "call_module")}
-    attributes = {path: _resolve(own, path) for path in targets if "_tensor_constant" not in path}
-    missing = {path: torch.empty(0) for path in targets - set(attributes)}  # distrusted anyway
-    traced = SparseGraphModule({**attributes, **missing}, graph, type(own).__name__)
+    attributes = {path: _resolve(own, path) for path in targets}
+    traced = SparseGraphModule(attributes, graph, type(own).__name__)
     for path, tensor in [
         *own.named_parameters(remove_duplicate=False),
         *own.named_buffers(remove_duplicate=False),
