@@ -51,9 +51,10 @@ def capture(
     """
     if how == "modules":
         return Captured(own, [own])
-    doubts = doubts_before_tracing(own)
+    doubts = []
     if how == "auto" and callable(getattr(own, "generate", None)):
         doubts.append("the model has generate(), which a graph would lose")
+    doubts += doubts_before_tracing(own)
     if not doubts or (doubts == [OPTIONAL] and equals_model is not None):
         traced, found = trace(own)
         if traced is not None and doubts and equals_model is not None and not equals_model(traced):
@@ -64,10 +65,14 @@ def capture(
     if how == "trace":
         raise CaptureError(
             f"capture='trace': the trace of {type(own).__name__} cannot be trusted: "
-            f"{'; '.join(dict.fromkeys(doubts))}. Use capture='auto' or 'modules'"
+            f"{_text(doubts)}. Use capture='auto' or 'modules'"
             + (", or give example_inputs" if doubts == [OPTIONAL] else "")
         )
-    return Captured(own, [own], "; ".join(dict.fromkeys(doubts)))
+    return Captured(own, [own], _text(doubts))
+
+
+def _text(doubts: list[str]) -> str:
+    return "; ".join(dict.fromkeys(doubts))
 
 
 def trace(model: torch.nn.Module) -> tuple[fx.GraphModule | None, list[str]]:

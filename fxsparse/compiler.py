@@ -6,6 +6,7 @@ import gc
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -102,13 +103,19 @@ def compile(
     if not isinstance(inplace, bool):
         raise TypeError(f"inplace: expected True or False, got {inplace!r}")
     with torch.inference_mode(False), torch.no_grad():
-        return request.run(inplace)
+        result, warned = request.run(inplace)
+    for category, text in warned:
+        warnings.warn(text, category, stacklevel=2)
+    return result
 
 
 def inspect(
     model: torch.nn.Module, example_inputs: tuple | dict | None = None, **options: Any
 ) -> RewriteReport:
     """The report of :func:`compile` with the same options, as a dry run: nothing is changed or packed."""
+    unknown = sorted(set(options) - set(signature(compile).parameters))
+    if unknown:
+        raise TypeError(f"inspect: expected options of fxsparse.compile, got {', '.join(unknown)}")
     options.pop("inplace", None)
     request = _Request.checked(model, example_inputs, **options)
     with torch.inference_mode(False), torch.no_grad():
@@ -148,8 +155,8 @@ class _Request:
             reference = Reference(unwrapped, inputs)
         return cls(unwrapped, checked, capture, reference)
 
-    def run(self, inplace: bool) -> torch.nn.Module:
-        """Compile, and say what became of each weight."""
+    def run(self, inplace: bool) -> tuple[torch.nn.Module, list[tuple[type[Warning], str]]]:
+        """Compile. Returns the result, which has its report, and what to warn of."""
         if not inplace:
             plan = self.rehearse()
         else:
@@ -157,12 +164,11 @@ class _Request:
                 self.rehearse()  # errors come before the masks are folded
             fold_masks(self.model)
             plan = self.plan(self.model, inplace=True)
+        warned: list[tuple[type[Warning], str]] = [(UserWarning, text) for text in plan.conflicts]
         if not any(decision.sparse for decision in plan.decisions):
-            report = plan.report(plan.captured.root)
-            _attach(self.model, report)
-            text = f"nothing was rewritten: {_why_nothing(report)}"
-            warnings.warn(text, NothingRewrittenWarning, stacklevel=3)
-            return self.model
+            _attach(self.model, plan.report(plan.captured.root))
+            text = f"nothing was rewritten: {plan.why_nothing(self.options)}"
+            return self.model, [*warned, (NothingRewrittenWarning, text)]
         if inplace:
             gc.collect()  # a trace leaves reference cycles that still hold the dense weights
         result = _apply(plan)
@@ -170,7 +176,7 @@ class _Request:
         if self.reference is not None:
             self.reference.check(result)
         release_free_memory()
-        return result
+        return result, warned
 
     def rehearse(self) -> _Plan:
         """The plan for a copy of the model that shares its weights."""
@@ -185,10 +191,9 @@ class _Request:
         weights = collect(captured.root, captured.trees)
         paths = [path for weight in weights for path in (weight.path, *weight.aliases)]
         self.options.check_patterns(paths)
-        for weight in weights:
-            _warn_of_conflicts(weight, self.options)
+        conflicts = [text for weight in weights if (text := _conflict(weight, self.options))]
         decisions = [decide(weight, self.options) for weight in weights]
-        return _Plan(captured, weights, decisions, module_bytes(captured.root))
+        return _Plan(captured, weights, decisions, module_bytes(captured.root), conflicts)
 
 
 @dataclass
@@ -199,6 +204,7 @@ class _Plan:
     weights: list[Weight]
     decisions: list[Decision]
     dense_bytes: int
+    conflicts: list[str]
 
     def report(self, result: torch.nn.Module | None = None) -> RewriteReport:
         """The report; its bytes are counted in ``result`` where that is given, and must agree."""
@@ -218,6 +224,21 @@ class _Plan:
             candidates=sum(decision.candidate for decision in self.decisions),
             capture="trace" if isinstance(self.captured.root, fx.GraphModule) else "modules",
             note=self.captured.note,
+        )
+
+    def why_nothing(self, options: Options) -> str:
+        """Why no weight is to be rewritten, in one sentence."""
+        if not self.weights:
+            return "the model has no weights of linear, matmul, attention, convolution or recurrent layers"
+        pairs = list(zip(self.weights, self.decisions))
+        for weight, decision in pairs:
+            if decision.candidate:
+                count = sum(decision.candidate for decision in self.decisions)
+                return f"{count} candidates stay dense, such as {weight.path!r}: {decision.reason}"
+        most, decision = max(pairs, key=lambda pair: pair[1].sparsity)
+        return (
+            f"none of {len(pairs)} weights has the {100 * options.threshold:g} % zeros of the threshold; "
+            f"the sparsest, {most.path!r}, has {100 * decision.sparsity:.1f} %"
         )
 
 
@@ -252,30 +273,8 @@ def _attach(module: torch.nn.Module, report: RewriteReport) -> None:
         module.meta.setdefault("_user_preserved_attributes", {})["report"] = report
 
 
-def _warn_of_conflicts(weight: Weight, options: Options) -> None:
+def _conflict(weight: Weight, options: Options) -> str | None:
     chosen, found = options.threads_for([weight.path, *weight.aliases])
-    if len(found) > 1:
-        warnings.warn(
-            f"threads: patterns give {weight.path!r} different numbers {sorted(found)}; {chosen} is used",
-            UserWarning,
-            stacklevel=4,
-        )
-
-
-def _why_nothing(report: RewriteReport) -> str:
-    if not report.rows:
-        return (
-            "the model has no weights of linear, matmul, attention, convolution or recurrent layers"
-        )
-    if not report.candidates:
-        most = max(report.rows, key=lambda row: row.sparsity)
-        return (
-            f"none of {len(report.rows)} weights is at or above the threshold; the sparsest, {most.path!r}, "
-            f"has {100 * most.sparsity:.1f} % zeros"
-        )
-    first = next(row for row in report.rows if row.reason and row.sparsity >= 0)
-    for row in report.rows:
-        if row.status == "dense" and "below the threshold" not in row.reason:
-            first = row
-            break
-    return f"{report.candidates} candidates stay dense, for example {first.path!r}: {first.reason}"
+    if len(found) < 2:
+        return None
+    return f"threads: patterns give {weight.path!r} different numbers {sorted(found)}; {chosen} is used"

@@ -15,7 +15,8 @@ from .state import packed_names, release_packed
 
 
 def to_dense(module: torch.nn.Module) -> torch.nn.Module:
-    """The same kind of module with dense weights, bit for bit, under the original ``state_dict`` keys.
+    """The same kind of module with dense weights, bit for bit, under the original ``state_dict`` keys
+    (masks folded).
 
     ``module`` stays as it is and shares no memory with the result. Tied weights stay tied.
     """
@@ -35,6 +36,8 @@ def to_dense(module: torch.nn.Module) -> torch.nn.Module:
         _restore(submodule, dense)
     for graph_module in [m for m in copy.modules() if isinstance(m, fx.GraphModule)]:
         graph_module.recompile()
+        graph_module.meta.pop("_user_preserved_attributes", None)
+    copy.__dict__.pop("report", None)  # of what it was
     return copy
 
 

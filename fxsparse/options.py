@@ -75,16 +75,8 @@ class Options:
         ):
             for pattern in patterns:
                 if not matches(pattern, paths):
-                    close = difflib.get_close_matches(pattern, paths, n=3, cutoff=0.3) or list(
-                        paths[:3]
-                    )
                     raise ValueError(
-                        f"{option}: the pattern {pattern!r} matches no weight path; "
-                        + (
-                            f"closest: {', '.join(close)}"
-                            if close
-                            else "the model has no weights to match"
-                        )
+                        f"{option}: the pattern {pattern!r} matches no weight path; {_closest(pattern, paths)}"
                     )
 
     def threads_for(self, paths: Sequence[str]) -> tuple[int | None, set[int]]:
@@ -93,6 +85,13 @@ class Options:
             return self.threads, set()
         found = [count for pattern, count in self.threads.items() if matches(pattern, paths)]
         return (found[0] if found else None), set(found)
+
+
+def _closest(pattern: str, paths: Sequence[str]) -> str:
+    if not paths:
+        return "the model has no weights to match"
+    close = difflib.get_close_matches(pattern, paths, n=3, cutoff=0.3)
+    return f"closest: {', '.join(close)}" if close else f"there are {', '.join(paths[:3])}, ..."
 
 
 def matches(pattern: str, paths: Iterable[str]) -> bool:

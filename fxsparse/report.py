@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,8 @@ class ReportRow:
     ``path`` is its first name in the model, ``aliases`` the others; ``node`` is the first graph node
     or module that multiplies by it. ``status`` is ``"sparse"`` or ``"dense"``, ``reason`` why it
     stayed dense. ``values`` is the dtype of the stored values, ``threads`` the most threads a call
-    may use (None: as many as the work is worth). ``macs`` are the multiply-adds of one input row.
+    may use (None: as many as the work is worth). ``macs`` are the multiply-adds of one input row:
+    one for each nonzero where packed, one for each element where dense.
     """
 
     node: str
@@ -47,7 +49,7 @@ class RewriteReport:
     folded) and after: the distinct memory of its parameters and buffers. ``candidates`` counts the
     weights at or above the threshold, ``weight_share`` is the share of the module's bytes that was
     rewritten. ``capture`` is ``"trace"`` or ``"modules"``, ``note`` says why the model as a whole
-    was not traced.
+    was not traced. All is as of that compile: weights loaded later do not change it.
 
     >>> print(fxsparse.compile(model).report)  # doctest: +SKIP
     weight    op         shape      sparsity  status    format    dense    stored    reason
@@ -86,8 +88,16 @@ class RewriteReport:
         )
 
     def __str__(self) -> str:
-        return f"{self._table('simple')}\n{self.summary()}" + (
-            f"\nby modules: {self.note}" if self.note else ""
+        return f"{self._table('simple')}\n{self._closing()}"
+
+    def _closing(self) -> str:
+        """The summary, and why the model kept its class where it did."""
+        first, *more = (self.note or "").split("; ")
+        if not first:
+            return self.summary()
+        rest = f" (and {len(more)} more in report.note)" if more else ""
+        return (
+            f"{self.summary()}\nThe model keeps its class, its linears were replaced: {first}{rest}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,11 +120,11 @@ class RewriteReport:
 
     def to_markdown(self) -> str:
         """The table and the summary as Markdown."""
-        return f"{self._table('github')}\n\n{self.summary()}"
+        return f"{self._table('github')}\n\n{self._closing()}"
 
     def to_html(self) -> str:
         """The table and the summary as HTML."""
-        return f"{self._table('html')}\n<p>{self.summary().replace('->', '&rarr;')}</p>"
+        return f"{self._table('html')}\n<p>{html.escape(self._closing())}</p>"
 
     _repr_html_ = to_html
 

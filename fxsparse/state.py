@@ -61,13 +61,14 @@ def receive(
     """A load_state_dict pre-hook: a packed weight is validated before it is trusted.
 
     Another number of nonzeros resizes the buffer (in place, so that ties hold). A dense weight
-    under the packed weight's dense name is packed. Refusals go to ``error_msgs``; the buffer then
+    under the packed weight's dense name is packed, with a pruning mask or without. Refusals go to ``error_msgs``; the buffer then
     stays as it was.
     """
     for name, own in list(module._buffers.items()):
         if not name.endswith(SUFFIX) or own is None or own.dtype != torch.uint8:
             continue
         key, dense_key = prefix + name, prefix + name.removesuffix(SUFFIX)
+        _fold_mask(state_dict, dense_key)
         try:
             new = _incoming(own, key, dense_key, state_dict)
         except ValueError as error:
@@ -82,6 +83,13 @@ def receive(
             own.resize_(new.numel())
         if not own.is_meta:
             own.copy_(new)  # now: a second name of this buffer reads its header next
+
+
+def _fold_mask(state_dict: dict[str, Any], key: str) -> None:
+    """A weight that comes with a pruning mask (``weight_orig``, ``weight_mask``) comes as a product."""
+    original, mask = state_dict.get(key + "_orig"), state_dict.get(key + "_mask")
+    if original is not None and mask is not None and key not in state_dict:
+        state_dict[key] = state_dict.pop(key + "_orig") * state_dict.pop(key + "_mask")
 
 
 def _incoming(

@@ -56,7 +56,8 @@ def _doubts_of_class(module: torch.nn.Module, where: str) -> list[str]:
     for base in cls.__mro__[: cls.__mro__.index(torch.nn.Module)]:
         if not base.__module__.startswith("torch."):
             lost = [n for n in vars(base) if n in _MODULE_METHODS and n not in _OVERRIDES]
-            doubts += [f"{base.__name__} overrides {name}" for name in lost]
+            if lost:
+                doubts.append(f"{base.__name__} overrides {', '.join(lost[:3])}")
     code = getattr(inspect.unwrap(cls.forward), "__code__", None)
     if code is None or hasattr(cls.forward, "__wrapped__"):
         doubts.append(f"forward of {cls.__name__} is wrapped")

@@ -42,7 +42,7 @@ def model():
         (
             {"include": ["encoder.*"]},
             ValueError,
-            "include: the pattern 'encoder.*'.*closest: 0.weight",
+            "include: the pattern 'encoder.*'.*there are 0.weight",
         ),
         ({"exclude": ["2.bias"]}, ValueError, "exclude: the pattern '2.bias'.*closest: 2.weight"),
         ({"include": "0.weight"}, TypeError, "include: expected a sequence"),
@@ -61,6 +61,21 @@ def test_options(model, options, error, text):
         with pytest.raises(error, match=text):
             fxsparse.compile(model, inplace=inplace, **{"min_elements": 0, **options})
         assert type(model[0]) is nn.Linear
+
+
+def test_an_option_of_inspect_that_is_none(model):
+    with pytest.raises(
+        TypeError, match="inspect: expected options of fxsparse.compile, got treshold"
+    ):
+        fxsparse.inspect(model, treshold=0.5)
+
+
+def test_warnings_point_at_the_caller(model):
+    with pytest.warns(
+        fxsparse.NothingRewrittenWarning, match="such as '0.weight'.*min_elements"
+    ) as caught:
+        fxsparse.compile(model, min_elements=10**9)
+    assert caught[0].filename == __file__
 
 
 def test_not_a_module():

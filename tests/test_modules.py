@@ -105,6 +105,14 @@ def test_a_dense_checkpoint_is_repacked(sparse):
     assert header(sparse.weight_packed).nnz == round(0.3 * 96 * 48)
 
 
+def test_a_checkpoint_with_pruning_masks_is_folded_and_repacked(sparse):
+    other = nn.Linear(96, 48)
+    nn.utils.prune.l1_unstructured(other, "weight", 0.8)
+    sparse.load_state_dict(other.state_dict())
+    x = torch.randn(3, 96)
+    torch.testing.assert_close(sparse(x), other(x))
+
+
 def test_a_dense_checkpoint_that_would_grow_is_refused_by_name(linear, sparse):
     with pytest.raises(RuntimeError, match=r"weight: this dense weight would not shrink"):
         sparse.load_state_dict(nn.Linear(96, 48).state_dict())

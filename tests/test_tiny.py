@@ -104,6 +104,7 @@ def test_verify(model, x):
 def test_to_dense_is_bit_for_bit(model):
     sparse = fxsparse.compile(model)
     dense = fxsparse.to_dense(sparse)
+    assert not hasattr(dense, "report")
     prune.remove(model[0], "weight")
     prune.remove(model[2], "weight")
     assert dense.state_dict().keys() == model.state_dict().keys()
