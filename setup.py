@@ -39,7 +39,7 @@ def torch_folder() -> Path:
     order = (
         "Install torch first, then fxsparse without build isolation:\n"
         "    pip install torch\n"
-        "    pip install \"setuptools>=77\" pybind11 ninja\n"
+        '    pip install "setuptools>=77" pybind11 ninja\n'
         "    pip install --no-build-isolation ."
     )
     try:
