@@ -6,7 +6,7 @@ import torch
 
 from . import ops
 from .options import check_threads, check_unsupported
-from .packing import SUFFIX, header, pack
+from .packing import SUFFIX, header, is_packed, pack
 from .state import guard_packed, release_packed
 from .weight_view import WeightView
 
@@ -106,7 +106,7 @@ class SparseLinear(torch.nn.Linear):
         )
 
     def extra_repr(self) -> str:
-        if self.weight_packed.is_meta:
+        if not is_packed(self.weight_packed):
             return super().extra_repr()
         head = header(self.weight_packed)
         return f"{super().extra_repr()}, nnz={head.nnz}, format={head.format}"

@@ -36,6 +36,8 @@ def _check(
 @torch.library.register_fake("fxsparse::linear")
 def _(x, packed, bias, out_features, in_features, dtype, threads):  # type: ignore[no-untyped-def]
     _check("x", x, packed, in_features, dtype)
+    if bias is not None:
+        _check("bias", bias, packed, out_features, dtype)
     return x.new_empty((*x.shape[:-1], out_features))
 
 
@@ -50,22 +52,48 @@ def _(packed, out_features, in_features, dtype):  # type: ignore[no-untyped-def]
     return packed.new_empty((out_features, in_features), dtype=dtype)
 
 
+class _Linear(torch.autograd.Function):
+    """``linear`` where x, or a bias of 16 bits, requires a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, keys: Any, x, packed, bias, *rest):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(packed)  # an error where it is written before backward
+        ctx.rest = rest
+        return linear.redispatch(keys, x, packed, bias, *rest)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (packed,) = ctx.saved_tensors
+        grad_x = linear_backward(grad, packed, *ctx.rest) if ctx.needs_input_grad[1] else None
+        grad_bias = grad.reshape(-1, grad.shape[-1]).sum(0) if ctx.needs_input_grad[3] else None
+        return None, grad_x, None, grad_bias, None, None, None, None
+
+
+def _linear_autograd(keys, x, packed, bias, *rest):  # type: ignore[no-untyped-def]
+    """Not torch.library.register_autograd: that took 61 us at 64x64 where nn.Linear takes 13, since a
+    bias that requires a gradient, as a model's does until it is frozen, went through Python's part of
+    autograd. Added by torch it does not, and rounds the same in 32 and 64 bits."""
+    below = keys & torch._C._after_autograd_keyset
+    if not torch.is_grad_enabled():
+        return linear.redispatch(below, x, packed, bias, *rest)
+    trains_bias = bias is not None and bias.requires_grad
+    if x.requires_grad or (trains_bias and bias.itemsize == 2):
+        return _Linear.apply(below, x, packed, bias, *rest)
+    if trains_bias:
+        return linear.redispatch(below, x, packed, None, *rest) + bias
+    return linear.redispatch(below, x, packed, bias, *rest)
+
+
 def _save_weight(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.packed, *ctx.rest = inputs[1], *inputs[-4:]
-
-
-def _linear_grad(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    x, bias = ctx.needs_input_grad[0], ctx.needs_input_grad[2]
-    grad_x = linear_backward(grad, ctx.packed, *ctx.rest) if x else None
-    grad_bias = grad.reshape(-1, grad.shape[-1]).sum(0) if bias else None
-    return grad_x, None, grad_bias, None, None, None, None
+    ctx.save_for_backward(inputs[1])
+    ctx.rest = inputs[2:]
 
 
 def _linear_backward_grad(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    return linear(grad, ctx.packed, None, *ctx.rest), None, None, None, None, None
+    (packed,) = ctx.saved_tensors
+    return linear(grad, packed, None, *ctx.rest), None, None, None, None, None
 
 
-torch.library.register_autograd("fxsparse::linear", _linear_grad, setup_context=_save_weight)
 torch.library.register_autograd(
     "fxsparse::linear_backward", _linear_backward_grad, setup_context=_save_weight
 )
@@ -89,3 +117,4 @@ def _linear_autocast(x, packed, bias, out_features, in_features, dtype, threads)
 
 _library = torch.library.Library("fxsparse", "IMPL")
 _library.impl("linear", _linear_autocast, "AutocastCPU")
+_library.impl("linear", _linear_autograd, "Autograd", with_keyset=True)

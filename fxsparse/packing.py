@@ -55,13 +55,13 @@ def is_packed(buffer: torch.Tensor) -> bool:
     """Whether a buffer begins as a packed weight does (a quick look, not a check)."""
     if buffer.dtype != torch.uint8 or buffer.dim() != 1 or buffer.device.type != "cpu":
         return False
+    if _without_memory(buffer) is not None:
+        return False
     return buffer.numel() > len(_MAGIC) and bytes(buffer[: len(_MAGIC)].tolist()) == _MAGIC
 
 
 def unreadable(weight: torch.Tensor) -> str | None:
     """Why the values of a tensor cannot be read from its memory; None where they can."""
-    if type(weight) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
-        return f"a {type(weight).__name__} is not a plain tensor"
     if weight.layout != torch.strided:
         return f"already a {weight.layout} tensor: call .to_dense() before compile"
     if weight.device.type != "cpu":
@@ -72,8 +72,15 @@ def unreadable(weight: torch.Tensor) -> str | None:
         )
     if weight.is_neg() or weight.is_conj():
         return "it is a lazily negated view: call .resolve_neg() before compile"
-    last = weight.storage_offset() + sum((n - 1) * s for n, s in zip(weight.shape, weight.stride()))
-    if weight.numel() and weight.untyped_storage().nbytes() < (last + 1) * weight.itemsize:
+    return _without_memory(weight)
+
+
+def _without_memory(tensor: torch.Tensor) -> str | None:
+    """Why there is no memory behind a strided tensor on the CPU; None where there is."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return f"a {type(tensor).__name__} is not a plain tensor"
+    last = tensor.storage_offset() + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride()))
+    if tensor.numel() and tensor.untyped_storage().nbytes() < (last + 1) * tensor.itemsize:
         return "its memory was freed"
     return None
 
@@ -160,6 +167,8 @@ def unpack(packed: torch.Tensor) -> torch.Tensor:
 
 
 def _check_container(packed: torch.Tensor) -> None:
+    if not isinstance(packed, torch.Tensor):
+        raise ValueError(f"expected a packed weight (a uint8 tensor), got {type(packed).__name__}")
     if packed.dtype != torch.uint8 or packed.dim() != 1 or packed.device.type != "cpu":
         raise ValueError(
             "expected a packed weight (a 1-D uint8 tensor on the CPU), "
@@ -169,3 +178,5 @@ def _check_container(packed: torch.Tensor) -> None:
         raise ValueError(
             "expected a contiguous packed weight, got a strided view: call .contiguous()"
         )
+    if (reason := _without_memory(packed)) is not None:
+        raise ValueError(f"expected a packed weight with values: {reason}")

@@ -109,3 +109,41 @@ def test_results_do_not_depend_on_threads():
         results.append((y, *torch.autograd.grad(y.sum(), x)))
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other))
+
+
+def test_any_strides_of_a_bias(packed):
+    x = torch.randn(3, K)
+    for bias in (torch.randn(2 * N)[::2], torch.randn(1).expand(N)):
+        y = torch.ops.fxsparse.linear(x, packed, bias, N, K, torch.float32, 0)
+        torch.testing.assert_close(y, x @ unpack(packed).t() + bias)
+
+
+def test_tensors_whose_memory_was_freed_are_refused(packed):
+    def freed(tensor):
+        tensor.untyped_storage().resize_(4)
+        return tensor
+
+    x, bias = torch.randn(3, K), torch.randn(N)
+    for changed, name in ((0, "x"), (1, "packed"), (2, "bias")):
+        args = [x.clone(), packed.clone(), bias.clone()]
+        freed(args[changed])
+        with pytest.raises(RuntimeError, match=f"expected {name} with its memory"):
+            torch.ops.fxsparse.linear(*args, N, K, torch.float32, 0)
+    for read in (header, validate):
+        with pytest.raises(ValueError, match="its memory was freed"):
+            read(freed(packed.clone()))
+
+
+def test_a_bias_elsewhere_is_refused(packed):
+    x = torch.randn(3, K)
+    with pytest.raises((RuntimeError, ValueError), match="bias"):
+        bias = torch.empty(N, device="meta")
+        torch.ops.fxsparse.linear(x, packed, bias, N, K, torch.float32, 0)
+
+
+def test_backward_notices_that_the_weight_was_replaced():
+    sparse = fxsparse.SparseLinear.from_linear(prune(nn.Linear(64, 64)))
+    y = sparse(torch.randn(3, 64, requires_grad=True))
+    sparse.load_state_dict(prune(nn.Linear(64, 64)).state_dict(), strict=False)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()

@@ -44,8 +44,9 @@ class Tensor {
       stride *= sizes[d] > 1 ? sizes[d] : 1;
     }
     AtenTensorHandle handle;
-    check(aoti_torch_empty_strided(dim, sizes, strides, dtype, aoti_torch_device_type_cpu(), 0,
-                                   &handle));
+    if (aoti_torch_empty_strided(dim, sizes, strides, dtype, aoti_torch_device_type_cpu(), 0,
+                                 &handle) != AOTI_TORCH_SUCCESS)
+      throw std::runtime_error("fxsparse: no memory for the result");
     return Tensor(handle);
   }
 
@@ -60,6 +61,19 @@ class Tensor {
     return get<int32_t>(aoti_torch_get_layout) == aoti_torch_layout_strided();
   }
   void* data() const { return get<void*>(aoti_torch_get_data_ptr); }
+
+  // False where the storage was resized below what the sizes and strides reach.
+  bool has_memory() const {
+    const int64_t* size = sizes();
+    const int64_t* stride = strides();
+    int64_t last = get<int64_t>(aoti_torch_get_storage_offset);
+    for (int64_t d = dim() - 1; d >= 0; --d) {
+      if (size[d] == 0) return true;
+      last += (size[d] - 1) * stride[d];
+    }
+    const int64_t item = static_cast<int64_t>(aoti_torch_dtype_element_size(dtype()));
+    return (last + 1) * item <= get<int64_t>(aoti_torch_get_storage_size);
+  }
 
   Tensor contiguous() const {
     Tensor copy = empty(dim(), sizes(), dtype());
@@ -133,6 +147,7 @@ std::string shape_text(const Tensor& tensor) {
 void check_plain(const Tensor& tensor, const char* name) {
   if (!tensor.is_cpu()) refuse("expected %s on the CPU, got another device", name);
   if (!tensor.is_strided()) refuse("expected %s with a strided layout, got another layout", name);
+  if (!tensor.has_memory()) refuse("expected %s with its memory, which was freed", name);
 }
 
 [[noreturn]] void refuse_dtype(const char* name, int32_t expected, int32_t got) {
@@ -150,7 +165,6 @@ Packed open_checked(const Tensor& packed, int64_t out_features, int64_t in_featu
       (packed.sizes()[0] > 1 && packed.strides()[0] != 1))
     refuse("expected packed as a contiguous 1-D uint8 tensor, got %s of shape %s",
            dtype_name(packed.dtype()).c_str(), shape_text(packed).c_str());
-  if (packed.data() == nullptr) refuse("expected packed with its memory, which was freed");
   const Packed opened = [&] {
     try {
       return open_packed(packed.data(), packed.sizes()[0]);
@@ -236,7 +250,7 @@ StableIValue multiply(Tensor x, Packed packed, int64_t in, int64_t out, int32_t 
 void boxed_linear(StableIValue* stack, uint64_t, uint64_t) {
   using torch::stable::detail::to;
   Tensor x(stack[0]), packed(stack[1]);
-  const std::optional<Tensor> bias = to_optional(stack[2]);
+  std::optional<Tensor> bias = to_optional(stack[2]);
   const int64_t out = to<int64_t>(stack[3]), in = to<int64_t>(stack[4]);
   const int32_t dtype = to<int32_t>(stack[5]);
   const int64_t threads = to<int64_t>(stack[6]);
@@ -244,9 +258,9 @@ void boxed_linear(StableIValue* stack, uint64_t, uint64_t) {
   if (bias) {
     check_plain(*bias, "bias");
     if (bias->dtype() != dtype) refuse_dtype("bias", dtype, bias->dtype());
-    if (bias->dim() != 1 || bias->sizes()[0] != out || (out > 1 && bias->strides()[0] != 1))
-      refuse("expected bias as a contiguous tensor of shape [%" PRId64 "], got shape %s", out,
-             shape_text(*bias).c_str());
+    if (bias->dim() != 1 || bias->sizes()[0] != out)
+      refuse("expected bias of shape [%" PRId64 "], got shape %s", out, shape_text(*bias).c_str());
+    if (out > 1 && bias->strides()[0] != 1) bias = bias->contiguous();
   }
   stack[0] = multiply(std::move(x), opened, in, out, dtype, threads, {"x", "in_features"},
                       [&](const Kernel& kernel, LinearCall& call) {

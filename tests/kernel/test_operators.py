@@ -108,15 +108,8 @@ F32 = torch.float32
         ),
         ({"x": torch.tensor(1.0)}, "expected x with 1 to 64 dimensions, got 0"),
         ({"bias": BIAS.double()}, "expected bias of dtype float32 (the weight's), got float64"),
-        ({"bias": BIAS[:-1]}, "expected bias as a contiguous tensor of shape [40], got shape [39]"),
-        (
-            {"bias": BIAS[None]},
-            "expected bias as a contiguous tensor of shape [40], got shape [1, 40]",
-        ),
-        (
-            {"bias": torch.zeros(2 * ROWS)[::2]},
-            "expected bias as a contiguous tensor of shape [40]",
-        ),
+        ({"bias": BIAS[:-1]}, "expected bias of shape [40], got shape [39]"),
+        ({"bias": BIAS[None]}, "expected bias of shape [40], got shape [1, 40]"),
         ({"packed": lambda p: p[:-1]}, "packed size: expected"),
         ({"packed": lambda p: p[:10]}, "expected at least 64 bytes, got 10"),
         (
