@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -208,25 +209,20 @@ class Pool {
   std::condition_variable done_;
 };
 
-std::mutex make_pool_mutex;
 std::atomic<Pool*> the_pool{nullptr};
+
+// While the library is loaded: a fork that has begun does not see handlers registered meanwhile.
+[[maybe_unused]] const int forget_pool_in_child =
+    pthread_atfork(nullptr, nullptr, [] { the_pool.store(nullptr); });
 
 Pool& pool() {
   Pool* found = the_pool.load(std::memory_order_acquire);
   if (found != nullptr) return *found;
-  std::lock_guard<std::mutex> lock(make_pool_mutex);
-  found = the_pool.load(std::memory_order_acquire);
-  if (found == nullptr) {
-    static const int once =
-        pthread_atfork([] { make_pool_mutex.lock(); }, [] { make_pool_mutex.unlock(); },
-                       [] {
-                         the_pool.store(nullptr);
-                         make_pool_mutex.unlock();
-                       });
-    static_cast<void>(once);
-    found = new Pool;  // never deleted: workers outlive main
-    the_pool.store(found, std::memory_order_release);
-  }
+  // No lock, which a child could inherit locked. The one that is kept is never deleted: workers
+  // outlive main.
+  auto made = std::make_unique<Pool>();
+  if (the_pool.compare_exchange_strong(found, made.get(), std::memory_order_acq_rel))
+    return *made.release();
   return *found;
 }
 

@@ -107,6 +107,25 @@ assert torch.equal(call(), expected)
     run_ok(SETUP + script)
 
 
+def test_fork_during_the_first_call():
+    """A call that is made when fork has begun: its threads are not the child's either."""
+    script = """
+import ctypes
+libc = ctypes.CDLL(None)
+Handler = ctypes.CFUNCTYPE(None)
+first = Handler(lambda: (call(), None)[1])
+libc.__register_atfork(first, Handler(), Handler(), None)
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    ok = torch.equal(call(), expected) and workers() == 3
+    os._exit(0 if ok else 1)
+assert workers() == 3
+assert os.waitpid(child, 0)[1] == 0
+"""
+    run_ok(SETUP + script)
+
+
 def test_grandchildren():
     script = """
 call()
@@ -134,6 +153,47 @@ call()
     result, called = run_ok(SETUP + script, timeout=20).split()
     assert result == "True"
     assert time.time() - float(called) < 1
+
+
+def test_calls_from_exit_handlers_of_the_process():
+    """They run after the main thread's thread_local objects are destroyed."""
+    script = """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+size = 20 * 800 * 4 + 4096
+def late(_):
+    others = [libc.malloc(size) for _ in range(4)]  # what was freed may be anybody's now
+    [ctypes.memset(block, 7, size) for block in others]
+    right = torch.equal(call(1), expected)
+    intact = all(ctypes.string_at(block, size) == bytes([7]) * size for block in others)
+    os._exit(0 if right and intact else 1)
+handler = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(late)
+libc.__cxa_atexit(handler, None, None)
+call(1)
+libc.exit(2)
+"""
+    run_ok(SETUP + script, timeout=20)
+
+
+def test_ended_threads_leave_no_buffers():
+    script = """
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+weight = torch.zeros(16, 100_000).fill_diagonal_(1)
+packed, x = pack(weight), torch.randn(8, 100_000)  # 3 MB of input to each thread
+def wide():
+    torch.ops.fxsparse.linear(x, packed, None, 16, 100_000, torch.float32, 1)
+def one_thread():
+    thread = threading.Thread(target=wide)
+    thread.start(); thread.join()
+one_thread()
+before = resident()
+for _ in range(30):
+    one_thread()
+assert resident() - before < 30e6
+"""
+    run_ok(SETUP + script)
 
 
 def test_idle_workers_use_no_cpu():
