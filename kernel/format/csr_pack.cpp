@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 #include <cinttypes>
 
 #include "error.h"
@@ -69,13 +70,15 @@ struct Packer {
     return next;
   }
 
-  void fill_row(int64_t row) const {
-    append(at(row), dense.col_stride, dense.cols, 0, load_at<Offset>(offsets, row),
-           load_at<Offset>(offsets, row + 1));
+  // Whether the row had all the nonzeros that were counted.
+  bool fill_row(int64_t row) const {
+    const Offset end = load_at<Offset>(offsets, row + 1);
+    return end ==
+           append(at(row), dense.col_stride, dense.cols, 0, load_at<Offset>(offsets, row), end);
   }
 
   // A strip of rows whose columns are contiguous, by way of a block that holds them row by row.
-  void fill_strip(int64_t first, int64_t n) const {
+  bool fill_strip(int64_t first, int64_t n) const {
     constexpr int64_t kBlock = 128;
     Bits block[kStripRows][kBlock];
     Offset next[kStripRows];
@@ -87,24 +90,34 @@ struct Packer {
       for (int64_t r = 0; r < n; ++r)
         next[r] = append(block[r], 1, length, k0, next[r], load_at<Offset>(offsets, first + r + 1));
     }
+    bool full = true;
+    for (int64_t r = 0; r < n; ++r) full &= next[r] == load_at<Offset>(offsets, first + r + 1);
+    return full;
   }
 
-  void run() const {
+  // False if the weight did not have the same nonzeros whenever they were looked at. Whatever
+  // somebody else writes to it meanwhile, entries stay within `nonzeros`.
+  bool run(uint64_t nonzeros) const {
     const int64_t bytes = dense.rows * dense.cols * static_cast<int64_t>(sizeof(Bits));
     for_row_blocks(dense.rows, bytes, [&](int64_t begin, int64_t end) { count(begin, end); });
-    Offset sum = 0;
+    uint64_t sum = 0;
     store_at<Offset>(offsets, 0, 0);
     for (int64_t row = 1; row <= dense.rows; ++row) {
       sum += load_at<Offset>(offsets, row);
-      store_at<Offset>(offsets, row, sum);
+      store_at<Offset>(offsets, row, static_cast<Offset>(sum));
     }
+    if (sum != nonzeros) return false;
+    std::atomic<bool> same{true};
     for_row_blocks(dense.rows, bytes, [&](int64_t begin, int64_t end) {
+      bool full = true;
       if (columns_are_contiguous(dense))
         for (int64_t row = begin; row < end; row += kStripRows)
-          fill_strip(row, std::min(kStripRows, end - row));
+          full &= fill_strip(row, std::min(kStripRows, end - row));
       else
-        for (int64_t row = begin; row < end; ++row) fill_row(row);
+        for (int64_t row = begin; row < end; ++row) full &= fill_row(row);
+      if (!full) same = false;
     });
+    return same;
   }
 };
 
@@ -145,16 +158,20 @@ void csr_pack(const DenseView& dense, const Header& header, uint8_t* out) {
                 layout.section[kCsrValues]);
   clear_padding(out, layout.section[kCsrValues] + nonzeros * value_bytes(header.value),
                 layout.bytes);
-  with_bits(header.value, [&](auto bits) {
-    with_index(header.index_width, [&](auto index) {
-      with_offset(header.offset_width, [&](auto offset) {
-        Packer<decltype(bits), decltype(index), decltype(offset)>{
+  const bool same = with_bits(header.value, [&](auto bits) {
+    return with_index(header.index_width, [&](auto index) {
+      return with_offset(header.offset_width, [&](auto offset) {
+        return Packer<decltype(bits), decltype(index), decltype(offset)>{
             dense, out + layout.section[kCsrOffsets], out + layout.section[kCsrIndices],
             out + layout.section[kCsrValues]}
-            .run();
+            .run(nonzeros);
       });
     });
   });
+  if (!same)
+    fail("pack: expected the %" PRIu64
+         " nonzeros counted at first, got others: the weight changed while it was packed",
+         nonzeros);
 }
 
 void csr_unpack(const PackedView& view, void* out, int64_t row_stride, int64_t col_stride) {

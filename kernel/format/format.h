@@ -26,7 +26,8 @@ struct Format {
   Layout (*layout)(const Header& header);
 
   // Writes header and sections of `dense` to `out`, which has exactly layout().bytes.
-  // `header` is described and holds the true number of nonzeros.
+  // `header` is described and holds the true number of nonzeros. Throws Error if that has changed;
+  // `out` is then undefined, but nothing is written beyond it.
   void (*pack)(const DenseView& dense, const Header& header, uint8_t* out);
 
   // Writes zeros (+0.0) and values, bit for bit.
@@ -61,7 +62,7 @@ FXSPARSE_EXPORT int64_t packed_bytes(const Format& format, int64_t rows, int64_t
 FXSPARSE_EXPORT int64_t count_nonzeros(const DenseView& dense);
 
 // Counts, then fills `out` in place; no temporary is as large as a row. Throws Error if out_bytes
-// is not packed_bytes of the counted nonzeros.
+// is not packed_bytes of the counted nonzeros, or if the weight is seen to change meanwhile.
 FXSPARSE_EXPORT void pack(const DenseView& dense, const Format& format, uint32_t flags, void* out,
                           int64_t out_bytes);
 

@@ -138,6 +138,29 @@ def test_pack_writes_nothing_beyond_its_output():
     assert (room[:64] == 0x5A).all() and (room[-64:] == 0x5A).all()
 
 
+# A weight that somebody writes to while it is packed: here pack itself, whose output overlaps it.
+CHANGED = "the weight changed while it was packed"
+
+
+def test_pack_refuses_a_weight_that_gains_nonzeros():
+    room = torch.full((64 + 64 + 64,), 0.0)
+    weight = room[:64].view(8, 8)  # all zeros until the header is written there
+    size = _C.packed_bytes("csr", 8, 8, 0, "float32")
+    end = room.view(torch.uint8)[size:]
+    with pytest.raises(ValueError, match=CHANGED):
+        _C.pack(*dense_arguments(weight), "csr", 0, room.data_ptr(), size)
+    assert (end == 0).all()
+
+
+@pytest.mark.parametrize("strides", [(1, 1), (1, 2)], ids=["rows", "columns"])
+def test_pack_refuses_a_weight_that_loses_nonzeros(strides):
+    room = torch.zeros(64)
+    room[16] = 1.0  # where the first offset, a zero, is written after the nonzeros are counted
+    size = _C.packed_bytes("csr", 1, 1, 1, "float32")
+    with pytest.raises(ValueError, match=CHANGED):
+        _C.pack(room[16:].data_ptr(), 1, 1, *strides, "float32", "csr", 0, room.data_ptr(), size)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
 def test_packing_is_the_same_on_any_number_of_threads(threads, num_threads):
     weight = pruned(997, 1013, torch.float32)
