@@ -6,6 +6,7 @@ the kernels need their own instruction sets each and change often, so ninja does
 
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,9 +22,12 @@ MACHINE = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platfo
 
 # Files of kernel/isa by the end of their name: the machine that compiles them and their flags.
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
+# g++ 12 warns 490 times of its own AVX-512 headers. clang does not know that warning.
+QUIET = ["-Wno-unknown-warning-option", "-Wno-maybe-uninitialized"]
 ISA_FLAGS = {
     "avx2": ("x86_64", AVX2),
-    "avx512": ("x86_64", [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]),
+    "avx512": ("x86_64", [*AVX512, *QUIET]),
     "neon": ("aarch64", []),
 }
 FLAGS = [
@@ -62,6 +66,10 @@ def write_ninja(build: Path, module: str) -> None:
     import pybind11
     from ninja import ninja_syntax
 
+    def quote(*words: object) -> str:
+        """Words of a command as build.ninja spells them: for the shell, then for ninja."""
+        return ninja_syntax.escape(shlex.join(map(str, words)))
+
     torch = torch_folder()
     includes = {
         "module.cpp": [pybind11.get_include(), sysconfig.get_paths()["include"]],
@@ -84,18 +92,20 @@ def write_ninja(build: Path, module: str) -> None:
             if extra is None:
                 continue
             # torch's headers are not ours to warn about: -isystem.
-            extra = [*extra, *(f"-isystem {path}" for path in includes.get(source.name, []))]
+            for path in includes.get(source.name, []):
+                extra = [*extra, "-isystem", path]
             target = str(source.relative_to(KERNEL).with_suffix(".o"))
-            flags = " ".join([*FLAGS, f"-I{KERNEL}", os.environ.get("CXXFLAGS", "")])
-            n.build(target, "compile", str(source), variables={"flags": flags, "extra": extra})
+            flags = " ".join([quote(*FLAGS, f"-I{KERNEL}"), os.environ.get("CXXFLAGS", "")])
+            variables = {"flags": flags, "extra": quote(*extra)}
+            n.build(target, "compile", str(source), variables=variables)
             (binding if source.name == "module.cpp" else core).append(target)
-        libraries = f"-L{torch / 'lib'} -ltorch_cpu -Wl,--as-needed"
+        libraries = quote(f"-L{torch / 'lib'}", "-ltorch_cpu", "-Wl,--as-needed")
         n.build("libfxsparse.so", "link", core, variables={"extra": libraries})
         n.build(
             module,
             "link",
             [*binding, "libfxsparse.so"],
-            variables={"extra": "-Wl,-rpath,'$$ORIGIN' -Wl,--allow-shlib-undefined"},
+            variables={"extra": quote("-Wl,-rpath,$ORIGIN", "-Wl,--allow-shlib-undefined")},
         )
 
 
