@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cinttypes>
+#include <vector>
 
 #include "error.h"
 #include "format/csr_access.h"
@@ -128,38 +129,62 @@ int64_t row_cut(const PackedView& view, int64_t part, int64_t parts) {
   return std::min(view.rows, (low + kRowGroup / 2) / kRowGroup * kRowGroup);
 }
 
-void missing_in_rows(const PackedView& view, const uint8_t* mask, int64_t marked, int64_t begin,
-                     int64_t end, uint8_t* missing) {
+void missing_in_rows(const PackedView& view, const uint64_t* bad, int64_t begin, int64_t end,
+                     uint64_t* missing) {
+  std::vector<int64_t> columns;  // the bad ones
+  uint64_t all = 0;
+  for (int64_t k = 0; k < view.cols; ++k) {
+    if (bad[k]) columns.push_back(k);
+    all |= bad[k];
+  }
+  std::vector<int64_t> stored(columns.size() + 1);  // those of them that a row stores
   with_index(view.index_width, [&](auto index) {
     using Index = decltype(index);
+    int64_t i = csr_offset(view, begin);
     for (int64_t row = begin; row < end; ++row) {
-      int64_t stored = 0;
-      for (int64_t i = csr_offset(view, row); i < csr_offset(view, row + 1); ++i)
-        stored += mask[load_at<Index>(view.section[kCsrIndices], i)];
-      missing[row - begin] = stored < marked;
+      const int64_t last = csr_offset(view, row + 1);
+      size_t n = 0;
+      for (; i < last; ++i) {  // no branch to mispredict
+        stored[n] = load_at<Index>(view.section[kCsrIndices], i);
+        n += bad[stored[n]] != 0;
+      }
+      stored[n] = -1;
+      uint64_t lost = n == 0 ? all : 0;
+      size_t s = 0;
+      for (size_t c = 0; c < columns.size() && lost != all; ++c) {
+        const bool found = columns[c] == stored[s];
+        s += found;
+        lost |= found ? 0 : bad[columns[c]];
+      }
+      missing[row - begin] = lost;
     }
   });
 }
 
-void missing_in_cols(const PackedView& view, const uint8_t* mask, int64_t marked, int64_t begin,
-                     int64_t end, uint8_t* missing) {
+void missing_in_cols(const PackedView& view, const uint64_t* bad, int64_t begin, int64_t end,
+                     uint64_t* missing) {
+  std::fill(missing, missing + (end - begin), 0);
   with_index(view.index_width, [&](auto index) {
     using Index = decltype(index);
-    const uint8_t* indices = view.section[kCsrIndices];
-    // Whatever lies between two stored entries of a marked row is missing.
-    std::fill(missing, missing + (end - begin), 0);
-    if (marked == 0) return;
+    uint64_t everywhere = 0;  // batch rows that are in every missing[] already
     for (int64_t row = 0; row < view.rows; ++row) {
-      if (!mask[row]) continue;
+      const uint64_t lost = bad[row];
+      if ((lost & ~everywhere) == 0) continue;
+      // Whatever lies between two stored entries is missing.
       int64_t next = begin;
+      const auto miss_until = [&](int64_t column) {
+        for (; next < column; ++next) missing[next - begin] |= lost;
+      };
       for (int64_t i = csr_offset(view, row); i < csr_offset(view, row + 1); ++i) {
-        const int64_t column = load_at<Index>(indices, i);
+        const int64_t column = load_at<Index>(view.section[kCsrIndices], i);
         if (column < begin) continue;
         if (column >= end) break;
-        std::fill(missing + (next - begin), missing + (column - begin), 1);
+        miss_until(column);
         next = column + 1;
       }
-      std::fill(missing + (next - begin), missing + (end - begin), 1);
+      miss_until(end);
+      everywhere = ~uint64_t{0};
+      for (int64_t c = 0; c < end - begin; ++c) everywhere &= missing[c];
     }
   });
 }

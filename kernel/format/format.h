@@ -40,15 +40,15 @@ struct Format {
   // multiple of kRowGroup or the number of rows, not decreasing in `part`.
   int64_t (*row_cut)(const PackedView& view, int64_t part, int64_t parts);
 
-  // For the exact treatment of Inf and NaN in x: missing[r - begin] = 1 where row r has no stored
-  // entry in at least one of the `marked` columns (column c is marked where mask[c] != 0).
-  void (*missing_in_rows)(const PackedView& view, const uint8_t* mask, int64_t marked,
-                          int64_t begin, int64_t end, uint8_t* missing);
+  // For the exact treatment of Inf and NaN in x, up to 64 rows of it at once, a bit for each.
+  // bad[c]: the rows of x that have one in column c. missing[r - begin]: those of which row r of
+  // the weight has no stored entry in at least one bad column.
+  void (*missing_in_rows)(const PackedView& view, const uint64_t* bad, int64_t begin, int64_t end,
+                          uint64_t* missing);
 
-  // The same the other way round: missing[c - begin] = 1 where column c has no stored entry in at
-  // least one marked row.
-  void (*missing_in_cols)(const PackedView& view, const uint8_t* mask, int64_t marked,
-                          int64_t begin, int64_t end, uint8_t* missing);
+  // The same the other way round: bad[r] and missing[c - begin].
+  void (*missing_in_cols)(const PackedView& view, const uint64_t* bad, int64_t begin, int64_t end,
+                          uint64_t* missing);
 };
 
 const Format* find_format(FormatId id);  // null if unknown

@@ -1,5 +1,6 @@
 #include "op/linear.h"
 
+#include <algorithm>
 #include <atomic>
 
 #include "op/nonfinite.h"
@@ -15,8 +16,9 @@ struct Input {
   uint64_t call = 0;
   int64_t panel = 0;
   const void* data = nullptr;
-  bool finite = true;
+  const uint64_t* bad = nullptr;  // where it is not finite, if anywhere
   Scratch buffer;
+  Scratch bad_buffer;
 };
 thread_local Input input;
 thread_local Scratch output;
@@ -83,20 +85,30 @@ class Multiply {
       multiply_one(first, begin, end);
     else
       multiply_panel(width, first, rows, begin, end);
-    if (input.finite) return;
+    if (input.bad == nullptr) return;
     const Format& format = *call_.packed->format;
-    for (int64_t row = first; row < first + rows; ++row)
-      if (!kernel_.all_finite(in_row(row), in_length_))
-        restore_dropped_nans(view_, transposed_ ? format.missing_in_cols : format.missing_in_rows,
-                             in_row(row), in_length_, out_row(row), begin, end);
+    restore_dropped_nans(view_, transposed_ ? format.missing_in_cols : format.missing_in_rows,
+                         input.bad, out_row(first), call_.y_stride, begin, end);
+  }
+
+  // Null if all is finite. A panel has at most 64 rows: kMaxVectors of 16 lanes.
+  const uint64_t* find_nonfinite(int64_t first, int64_t rows) const {
+    uint64_t* bad = nullptr;
+    for (int row = 0; row < rows; ++row) {
+      if (kernel_.all_finite(in_row(first + row), in_length_)) continue;
+      if (bad == nullptr) {
+        bad = static_cast<uint64_t*>(input.bad_buffer.reserve(in_length_ * sizeof *bad));
+        std::fill(bad, bad + in_length_, 0);
+      }
+      mark_nonfinite(view_.value, in_row(first + row), in_length_, row, bad);
+    }
+    return bad;
   }
 
   void prepare_input(int64_t panel, int64_t first, int64_t rows) {
     if (input.call == id_ && input.panel == panel) return;
     input.call = 0;
-    input.finite = true;
-    for (int64_t row = first; row < first + rows; ++row)
-      input.finite &= kernel_.all_finite(in_row(row), in_length_);
+    input.bad = find_nonfinite(first, rows);
     const int width = panels_.width(panel);
     if (width > 0) {
       void* data = input.buffer.reserve(in_length_ * lane_bytes(width));

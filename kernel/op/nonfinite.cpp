@@ -28,23 +28,26 @@ uint64_t quiet_nan(ValueType value) {
 
 }  // namespace
 
-void restore_dropped_nans(const PackedView& view, Missing missing, const void* x, int64_t length,
-                          void* y, int64_t begin, int64_t end) {
-  const auto mask = std::make_unique<uint8_t[]>(length);
-  const auto lost = std::make_unique<uint8_t[]>(end - begin);
+void mark_nonfinite(ValueType value, const void* x, int64_t length, int bit, uint64_t* bad) {
+  with_bits(value, [&](auto type) {
+    using Bits = decltype(type);
+    const Bits exponent = static_cast<Bits>(exponent_bits(value));
+    const Bits* in = static_cast<const Bits*>(x);
+    for (int64_t i = 0; i < length; ++i)
+      bad[i] |= static_cast<uint64_t>((in[i] & exponent) == exponent) << bit;
+  });
+}
+
+void restore_dropped_nans(const PackedView& view, Missing missing, const uint64_t* bad, void* y,
+                          int64_t y_stride, int64_t begin, int64_t end) {
+  const auto lost = std::make_unique<uint64_t[]>(end - begin);
+  missing(view, bad, begin, end, lost.get());
   with_bits(view.value, [&](auto type) {
     using Bits = decltype(type);
-    const Bits exponent = static_cast<Bits>(exponent_bits(view.value));
-    const Bits* in = static_cast<const Bits*>(x);
-    int64_t marked = 0;
-    for (int64_t i = 0; i < length; ++i) {
-      mask[i] = (in[i] & exponent) == exponent;
-      marked += mask[i];
-    }
-    missing(view, mask.get(), marked, begin, end, lost.get());
     Bits* out = static_cast<Bits*>(y);
     for (int64_t i = begin; i < end; ++i)
-      if (lost[i - begin]) out[i] = static_cast<Bits>(quiet_nan(view.value));
+      for (uint64_t rows = lost[i - begin]; rows != 0; rows &= rows - 1)
+        out[__builtin_ctzll(rows) * y_stride + i] = static_cast<Bits>(quiet_nan(view.value));
   });
 }
 

@@ -7,10 +7,14 @@
 
 namespace fxsparse {
 
-// x: one row, `length` values; y: outputs [begin, end) of that row, at y[begin]. `missing` is
-// Format::missing_in_rows or, for the transposed product, missing_in_cols.
-using Missing = void (*)(const PackedView&, const uint8_t*, int64_t, int64_t, int64_t, uint8_t*);
-void restore_dropped_nans(const PackedView& view, Missing missing, const void* x, int64_t length,
-                          void* y, int64_t begin, int64_t end);
+// bad[k] |= 1 << bit where the k-th of the `length` values of a row of x is not finite.
+void mark_nonfinite(ValueType value, const void* x, int64_t length, int bit, uint64_t* bad);
+
+// y: up to 64 rows, `y_stride` values apart, of which the outputs [begin, end) are computed. bad:
+// of the same rows of x. `missing` is Format::missing_in_rows or, for the transposed product,
+// missing_in_cols.
+using Missing = void (*)(const PackedView&, const uint64_t*, int64_t, int64_t, uint64_t*);
+void restore_dropped_nans(const PackedView& view, Missing missing, const uint64_t* bad, void* y,
+                          int64_t y_stride, int64_t begin, int64_t end);
 
 }  // namespace fxsparse

@@ -1,6 +1,7 @@
 """NaN, Inf, signed zeros and denormals in weights and activations: what a dense product would say."""
 
 import math
+import time
 
 import pytest
 import torch
@@ -72,6 +73,42 @@ def test_several_nonfinite_values_in_several_rows(kernel):
     x[17] = math.nan
     check_special(forward(kernel["isa"], packed, x), x, weight)
     check_special(backward(kernel["isa"], packed, x), x, weight.T)
+
+
+@pytest.mark.parametrize("kind", ["all", "one_column", "scattered"])
+@every_kernel
+def test_whole_panels_of_nonfinite_rows(kernel, kind):
+    dtype = DTYPES[kernel["value"]]
+    weight = pruned(40, 50, dtype)
+    packed = pack(weight)
+    for width, product, w in ((50, forward, weight), (40, backward, weight.T)):
+        x = torch.randn(130, width).to(dtype)
+        if kind == "all":
+            x[:] = math.nan
+        elif kind == "one_column":
+            x[:, 3] = math.inf
+        else:
+            x[torch.arange(130), torch.arange(130) % width] = math.inf
+        check_special(product(kernel["isa"], packed, x), x, w)
+
+
+def test_many_nonfinite_rows_cost_little():
+    """All rows of a panel are looked for at once: not 10 (forward) and 100 times (backward)."""
+    packed = pack(torch.randn(768, 768).where(torch.rand(768, 768) < 0.1, 0.0))
+    isa = KERNELS[0]["isa"]
+
+    def least(product, x):
+        times = []
+        for _ in range(5):
+            begin = time.perf_counter()
+            product(isa, packed, x)
+            times.append(time.perf_counter() - begin)
+        return min(times)
+
+    x = torch.randn(64, 768)
+    nans = torch.full_like(x, math.nan)
+    for product in (forward, backward):
+        assert least(product, nans) < 5 * least(product, x)
 
 
 @every_kernel
