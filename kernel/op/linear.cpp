@@ -47,6 +47,9 @@ class Multiply {
     const int threads = choose_threads(view_.nonzeros, call_.batch, cut_ns, call_.threads);
     parts_ = choose_parts(threads, panels_.count, (out_length_ + kRowGroup - 1) / kRowGroup,
                           transposed_ ? kChunksPerThreadTransposed : kChunksPerThread);
+    if (transposed_)
+      parts_ =
+          std::max(parts_, (out_length_ * lane_bytes(panels_.width(0)) - 1) / kOutputBytes + 1);
     // A pool's job has at most 2^16 chunks. Panels of a larger batch share them.
     const int64_t chunks = panels_.count * parts_;
     const int jobs = static_cast<int>(chunks < kMostChunks ? chunks : kMostChunks);

@@ -196,6 +196,24 @@ assert resident() - before < 30e6
     run_ok(SETUP + script)
 
 
+def test_wide_gradients_leave_no_large_buffer():
+    script = """
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+weight = torch.randn(16, 200_000).where(torch.rand(16, 200_000) < 0.1, 0.0)
+packed, grad = pack(weight), torch.randn(32, 16)
+out = torch.full((32, 200_000), float("nan"))  # 26 MB
+def run(isa):
+    _C.run_kernel_transposed(isa, packed.data_ptr(), packed.numel(), grad.data_ptr(), 16, 32,
+                             out.data_ptr(), 200_000, 1)
+before = resident()
+run(_C.isa())
+assert resident() - before < 10e6
+check_product(out, grad, weight.T)
+"""
+    run_ok(SETUP + script)
+
+
 def test_idle_workers_use_no_cpu():
     script = """
 for _ in range(10):
