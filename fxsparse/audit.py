@@ -36,16 +36,31 @@ _PURE = frozenset(
         "sum",
     ]
 )
-#: Builtins that look at, or act on, more than the value of a tensor.
+#: Builtins that look at more than the value of a tensor, or make a plain value of it.
 _CURIOUS = frozenset(
     [
-        "getattr",
-        "hasattr",
         "isinstance",
         "issubclass",
         "type",
         "id",
         "callable",
+        "int",
+        "float",
+        "bool",
+        "str",
+        "repr",
+        "format",
+        "filter",
+        "map",
+        "any",
+        "all",
+        "hasattr",
+        "getattr",
+    ]
+)
+#: Builtins with an effect, or whose result is not the same at every call.
+_IMPURE = frozenset(
+    [
         "setattr",
         "delattr",
         "vars",
@@ -56,17 +71,23 @@ _CURIOUS = frozenset(
         "input",
         "exec",
         "eval",
+        "compile",
         "next",
         "iter",
-        "super",
+        "__import__",
+        "dir",
     ]
 )
-_MUTATORS = frozenset(
+#: Methods that change what they are called on, or leave the thread, or take a value out of a tensor.
+_EFFECTS = frozenset(
     [
         "append",
+        "appendleft",
         "extend",
+        "extendleft",
         "insert",
         "pop",
+        "popleft",
         "popitem",
         "clear",
         "update",
@@ -76,6 +97,33 @@ _MUTATORS = frozenset(
         "discard",
         "sort",
         "reverse",
+        "rotate",
+        "put",
+        "get_nowait",
+        "fill",
+        "write",
+        "send",
+        "submit",
+        "apply_async",
+        "item",
+        "tolist",
+        "numpy",
+    ]
+)
+#: Modules whose functions depend on the world outside.
+_WORLDLY = frozenset(
+    [
+        "os",
+        "sys",
+        "time",
+        "random",
+        "datetime",
+        "threading",
+        "operator",
+        "functools",
+        "np",
+        "numpy",
+        "warnings",
     ]
 )
 _VIEWS = frozenset(("items", "values", "keys"))
@@ -103,8 +151,11 @@ def objection(code: types.CodeType) -> str | None:
     """Why a trace through this function may not stand for every call; None where it may."""
     name = getattr(code, "co_qualname", code.co_name)
     try:
-        functions = _functions("".join(inspect.findsource(code)[0]))[code.co_firstlineno]
-    except (OSError, TypeError, SyntaxError, KeyError):
+        source = "".join(inspect.findsource(code)[0])
+        functions = _functions(source)[code.co_firstlineno]
+        if code.co_code not in _compiled(source, code.co_filename):
+            return f"the source of {name} is not what runs"
+    except (OSError, TypeError, SyntaxError, ValueError, KeyError):
         return f"the source of {name} cannot be read"
     try:
         for function in functions:
@@ -112,6 +163,46 @@ def objection(code: types.CodeType) -> str | None:
     except _Objection as found:
         return f"{name} {found}"
     return None
+
+
+@functools.lru_cache(maxsize=4096)
+def reads_parameters(code: types.CodeType) -> str | None:
+    """``"all"`` where a function goes through a module's parameters, which packing changes, ``"first"``
+    where it only looks at the first one (``next(self.parameters())``), else None."""
+    try:
+        functions = _functions("".join(inspect.findsource(code)[0])).get(code.co_firstlineno, [])
+    except (OSError, TypeError, SyntaxError):
+        return None
+    nodes = [node for function in functions for node in ast.walk(function)]
+    firsts = {
+        id(node.args[0].func)
+        for node in nodes
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "next"
+        and node.args
+        and isinstance(node.args[0], ast.Call)
+    }
+    found = None
+    for node in nodes:
+        name = getattr(node, "attr", getattr(node, "id", None))
+        if name in _PARAMETERS:
+            if id(node) not in firsts:
+                return "all"
+            found = "first"
+    return found
+
+
+_PARAMETERS = frozenset(
+    [
+        "parameters",
+        "named_parameters",
+        "_parameters",
+        "get_parameter",
+        "state_dict",
+        "functional_call",
+    ]
+)
 
 
 @functools.lru_cache(maxsize=64)
@@ -124,6 +215,17 @@ def _functions(source: str) -> dict[int, list[ast.AST]]:
             line = decorators[0].lineno if decorators else node.lineno
             functions.setdefault(line, []).append(node)
     return functions
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(source: str, file: str) -> set[bytes]:
+    """The bytecode of every function of a file."""
+    found, todo = set(), [compile(source, file, "exec", dont_inherit=True)]
+    while todo:
+        code = todo.pop()
+        found.add(code.co_code)
+        todo += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return found
 
 
 class _Auditor(ast.NodeVisitor):
@@ -283,19 +385,43 @@ class _Auditor(ast.NodeVisitor):
     def visit_Attribute(self, node: ast.Attribute) -> None:
         if node.attr == "training":
             raise _Objection("reads the training flag, which a trace freezes")
+        is_test = node.attr.startswith("is_") or node.attr in ("__dict__", "__class__")
+        if is_test or (isinstance(node.value, ast.Name) and node.value.id in _WORLDLY):
+            raise _Objection(f"reads {ast.unparse(node)!r}, which a trace freezes")
         self.visit(node.value)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if node.value == "training":
+            raise _Objection("names the training flag, which a trace freezes")
+
+    def visit_FormattedValue(self, node: ast.FormattedValue) -> None:
+        if not self.is_constant(node.value):
+            raise _Objection(f"writes {ast.unparse(node.value)!r} as text")
+
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        chooses = isinstance(node.value, (ast.List, ast.Tuple, ast.Dict)) or self.is_constant(
+            node.value
+        )
+        if chooses and not self.is_constant(node.slice):
+            raise _Objection(f"chooses by {ast.unparse(node.slice)!r}")
+        self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
         function = node.func
         arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
-        curious = isinstance(function, ast.Name) and function.id in _CURIOUS
-        if curious and not all(self.is_constant(argument) for argument in arguments):
-            raise _Objection(f"calls {ast.unparse(node)!r}")
+        constant = all(self.is_constant(argument) for argument in arguments)
+        if isinstance(function, ast.Name):
+            if function.id in _IMPURE or (function.id in _CURIOUS and not constant):
+                raise _Objection(f"calls {ast.unparse(node)!r}")
+            if function.id in ("getattr", "hasattr") and ast.unparse(arguments[0]) != "self":
+                raise _Objection(f"calls {ast.unparse(node)!r}")
         if isinstance(function, ast.Attribute):
             if function.attr == "apply":
                 raise _Objection(
                     f"calls {ast.unparse(function)!r}: a function with a gradient of its own"
                 )
-            if function.attr in _MUTATORS and not self._is_fresh(function.value):
-                raise _Objection(f"changes {ast.unparse(function.value)!r}")
+            if function.attr in _EFFECTS and not self._is_fresh(function.value):
+                raise _Objection(f"calls {ast.unparse(function)!r}, which may have an effect")
+            if function.attr == "get" and not constant:
+                raise _Objection(f"looks up {ast.unparse(node)!r}")
         self.generic_visit(node)

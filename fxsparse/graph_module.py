@@ -8,6 +8,8 @@ import torch
 from torch import fx
 from torch.fx.graph_module import _deserialize_graph_module, _forward_from_src
 
+from .state import guard_packed, packed_names
+
 Transient = list[tuple[str, str]]
 
 
@@ -21,6 +23,7 @@ class SparseGraphModule(fx.GraphModule):
     def __deepcopy__(self, memo: dict[int, Any]) -> SparseGraphModule:
         result: Any = super().__deepcopy__(memo)
         _set_transient(result, _transient(self))
+        _guard(result)
         return result
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -32,7 +35,14 @@ def _rebuild(body: dict[str, Any], imports: str, transient: Transient) -> torch.
     forward = _forward_from_src(imports + (body.get("_code") or body["code"]), {})
     result = _deserialize_graph_module(forward, body, SparseGraphModule)
     _set_transient(result, transient)
+    _guard(result)
     return result
+
+
+def _guard(root: torch.nn.Module) -> None:
+    for module in root.modules():
+        if packed_names(module):
+            guard_packed(module)
 
 
 def _transient(root: torch.nn.Module) -> Transient:

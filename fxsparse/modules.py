@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 
 from . import ops
@@ -12,6 +14,13 @@ from .weight_view import WeightView
 
 #: Where an nn.Module keeps the hooks that run with its forward.
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+#: And those that run with its state_dict.
+STATE_HOOKS = (
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
 
 
 class SparseLinear(torch.nn.Linear):
@@ -68,6 +77,9 @@ class SparseLinear(torch.nn.Linear):
     @staticmethod
     def convert(linear: torch.nn.Linear, packed: torch.Tensor, threads: int | None) -> None:
         """Make an ``nn.Linear`` a ``SparseLinear`` in place: whoever holds it, holds the new one."""
+        for key, value in linear.__dict__.items():
+            if isinstance(value, dict):  # a shallow copy of a module shares them
+                linear.__dict__[key] = copy.copy(value)
         del linear._parameters["weight"]
         linear.__class__ = SparseLinear
         linear._hold(packed, threads)  # type: ignore[operator]

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from . import _native  # noqa: F401  (registers the operators)
 
@@ -74,6 +75,8 @@ def _linear_autograd(keys, x, packed, bias, *rest):  # type: ignore[no-untyped-d
     bias that requires a gradient, as a model's does until it is frozen, went through Python's part of
     autograd. Added by torch it does not, and rounds the same in 32 and 64 bits."""
     below = keys & torch._C._after_autograd_keyset
+    if forward_ad._current_level >= 0:  # raises where an input has a tangent: there is no formula
+        return _Linear.apply(below, x, packed, bias, *rest)
     if not torch.is_grad_enabled():
         return linear.redispatch(below, x, packed, bias, *rest)
     trains_bias = bias is not None and bias.requires_grad

@@ -23,7 +23,7 @@ _KNOWN = tuple(
         sysconfig.get_path("stdlib"),
     )
 )
-_INSTALLED = (sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("platlib") + os.sep)
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 class TensorProxy(fx.Proxy):
@@ -108,7 +108,7 @@ def needs_audit(code: types.CodeType) -> bool:
         return False  # a comprehension: read with the function around it
     if file == "<string>" and code.co_varnames[:1] == ("_cls",):
         return False  # the constructor of a namedtuple
-    if file.startswith(_INSTALLED):
+    if any(folder in file for folder in _INSTALLED):
         return not file.startswith(_KNOWN[:2])
     return not file.startswith((*_KNOWN, "<frozen"))
 

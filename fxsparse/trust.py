@@ -10,12 +10,12 @@ from torch import fx
 from torch.nn.modules import module as torch_module
 
 from .audit import objection
+from .modules import HOOKS, STATE_HOOKS
 from .tracer import WatchedTracer, needs_audit
 
 #: The one doubt that example inputs can lift.
 OPTIONAL = "forward has optional or keyword arguments"
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
 
 # What a class may define of nn.Module's own names without a graph losing it.
@@ -39,8 +39,8 @@ def doubts_before_tracing(model: torch.nn.Module) -> list[str]:
     is_leaf = WatchedTracer().is_leaf_module
     for path, module in model.named_modules():
         where = path or "the model"
-        if any(getattr(module, hooks) for hooks in _HOOKS):
-            doubts.append(f"{where} has forward or backward hooks")
+        if any(getattr(module, hooks, None) for hooks in (*HOOKS, *STATE_HOOKS)):
+            doubts.append(f"{where} has hooks")
         if any(keyword.iskeyword(name) for name in module._modules):
             doubts.append(f"{where} has a child named by a keyword")
         if not path or not is_leaf(module, path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -33,11 +34,20 @@ def check_inputs(example_inputs: object) -> Inputs | None:
 def run(model: torch.nn.Module, inputs: Inputs) -> Any:
     """The output of a copy of ``model`` on copies of ``inputs``, with a fixed random seed."""
     packed = [module._buffers[name] for module in model.modules() for name in packed_names(module)]
-    copy = share_clone(model, also=[buffer for buffer in packed if buffer is not None])
-    inputs = tree_map_only(torch.Tensor, torch.clone, inputs)
+    clone = share_clone(model, also=[buffer for buffer in packed if buffer is not None])
+    inputs = _copies(inputs)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return copy(**inputs) if isinstance(inputs, dict) else copy(*inputs)
+        return clone(**inputs) if isinstance(inputs, dict) else clone(*inputs)
+
+
+def _copies(inputs: Inputs) -> Inputs:
+    """The inputs anew, caches and other objects in them too where they can be copied."""
+    inputs = tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), inputs)
+    try:
+        return copy.deepcopy(inputs)
+    except Exception:
+        return inputs
 
 
 class Reference:

@@ -48,6 +48,14 @@ class WeightView(torch.Tensor):
         args, kwargs = tree_map_only(WeightView, WeightView.dense, (args, kwargs or {}))
         return func(*args, **kwargs)
 
+    @property
+    def data(self) -> WeightView:
+        return WeightView(self.packed, tuple(self.shape), self.dtype)
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        raise _read_only("assignment to data")
+
     def __setitem__(self, index: Any, value: Any) -> None:
         raise _read_only("assignment")
 

@@ -12,7 +12,12 @@ from torch.fx.passes.infra.pass_manager import PassManager
 from fxsparse.memory import storages
 from fxsparse.packing import SUFFIX
 
-from .kinds import READS_CHILDREN, is_plain_linear, module_weights
+from .kinds import (
+    READS_CHILDREN,
+    forward_reads_parameters,
+    is_plain_linear,
+    module_weights,
+)
 from .normalise import META, Normalise, attribute, read, view_users
 from .record import Site, Weight
 
@@ -152,6 +157,7 @@ def _module_reads(module: torch.nn.Module, prefix: str, blocked: str | None) -> 
         reason = blocked or reason
         site = Site(prefix.rstrip("."), op, False) if reason is None else None
         yield _Read(path, op, True, site, reason)
+    blocked = blocked or forward_reads_parameters(module)
     if isinstance(module, READS_CHILDREN):
         blocked = f"nn.{type(module).__name__} reads it directly"
     for name, child in module._modules.items():

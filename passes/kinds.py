@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from fxsparse.modules import HOOKS
+from fxsparse.audit import reads_parameters
+from fxsparse.modules import HOOKS, STATE_HOOKS
 
 #: Modules whose weights are reported and kept: class, name of the operation, reason.
 KEPT: tuple[tuple[type[nn.Module], str, str], ...] = (
@@ -31,6 +34,8 @@ def is_linear(module: nn.Module) -> bool:
     """
     if type(module) is not nn.Linear or "forward" in module.__dict__:
         return False
+    if any(getattr(module, hooks, None) for hooks in STATE_HOOKS):
+        return False
     weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
     is_whole = set(module._parameters) == {"weight", "bias"} and not module._buffers
     if weight is None or weight.dim() != 2 or not is_whole or module._modules:
@@ -45,6 +50,18 @@ def is_plain_linear(module: nn.Module) -> bool:
 
 def has_hooks(module: nn.Module) -> bool:
     return any(getattr(module, hooks) for hooks in HOOKS)
+
+
+def forward_reads_parameters(module: nn.Module) -> str | None:
+    """Why the weights below a module must stay parameters; None where they need not."""
+    kind = type(module)
+    code = getattr(inspect.unwrap(kind.forward), "__code__", None)
+    if kind.__module__.startswith("torch.") or code is None:
+        return None
+    reads = reads_parameters(code)
+    if reads == "first" and any(p.dim() < 2 for p in module.parameters()):
+        return None  # one is left to be looked at
+    return f"{kind.__name__}.forward goes through its parameters" if reads else None
 
 
 def module_weights(module: nn.Module) -> list[tuple[str, str, str | None]]:

@@ -1,5 +1,9 @@
 """What the audit of a forward objects to, and what it lets pass."""
 
+import operator
+import os
+import time
+
 import pytest
 import torch
 
@@ -129,6 +133,42 @@ class Fails:
     def negation(self, x, flag):
         return x * (not flag)
 
+    def named_flag(self, x):
+        return torch.dropout(x, 0.5, getattr(self, "training"))  # noqa: B009
+
+    def choice(self, x, m):
+        return [self.a, self.b][operator.is_(m, None)](x)
+
+    def choice_by_size(self, x):
+        return [self.a, self.b][x.size(0) > 1](x)
+
+    def lookup(self, x, m):
+        return {None: self.a}.get(m, self.b)(x)
+
+    def tensor_test(self, x, m):
+        return x * torch.is_tensor(m)
+
+    def text(self, x):
+        return x * len(f"{x}")
+
+    def counter(self, x):
+        return x * next(self.numbers)
+
+    def number(self, x):
+        return x * float(SCALE)  # noqa: F821
+
+    def taken_out(self, x):
+        return x * x.sum().item()
+
+    def clock(self, x):
+        return x * time.time()
+
+    def environment(self, x):
+        return x * len(os.environ)
+
+    def elsewhere(self, x):
+        return POOL.submit(self.a, x).result()  # noqa: F821
+
     def late_taint(self, x):
         y = self.none
         for layer in self.layers:
@@ -156,3 +196,12 @@ def test_objects(name):
 
 def test_code_without_source_is_objected_to():
     assert "source" in objection(compile("lambda x: x", "nowhere", "eval"))
+
+
+def test_a_source_that_is_not_what_runs_is_objected_to(tmp_path):
+    file = tmp_path / "edited.py"
+    file.write_text("def f(self, x):\n    return self.a(x)\n")
+    names = {}
+    text = "def f(self, x):\n    return self.b(x) if x is None else self.a(x)\n"
+    exec(compile(text, str(file), "exec"), names)
+    assert "not what runs" in objection(names["f"].__code__)

@@ -645,3 +645,36 @@ def test_training_flags_are_those_of_the_model():
     assert isinstance(compiled, fx.GraphModule)
     flags = {name: m.training for name, m in compiled.named_modules()}
     assert flags == {name: m.training for name, m in model.named_modules()}
+
+
+def test_inputs_with_caches_are_copied_for_verification():
+    class Store:
+        def __init__(self):
+            self.seen = 0
+
+    class Uses(Base):
+        def forward(self, x, cache=None):
+            cache.seen += 1
+            return self.b(self.a(x)) * cache.seen
+
+    store = Store()
+    fxsparse.compile(prune(Uses()), {"x": torch.randn(2, 64), "cache": store}, min_elements=0)
+    assert store.seen == 0
+
+
+def test_a_loaded_graph_still_checks_what_it_loads(tmp_path):
+    class Bare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(64, 64))
+
+        def forward(self, x):
+            return x @ self.w
+
+    sparse = fxsparse.compile(prune(Bare()), min_elements=0)
+    torch.save(sparse, tmp_path / "m.pt")
+    loaded = torch.load(tmp_path / "m.pt", weights_only=False)
+    damaged = loaded.w_packed.clone()
+    damaged[100:400] = 255
+    with pytest.raises(RuntimeError, match="w_packed is not a valid packed weight"):
+        loaded.load_state_dict({"w_packed": damaged})

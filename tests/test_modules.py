@@ -271,6 +271,7 @@ def test_writing_to_a_packed_weight_raises(linear, sparse):
         lambda w: w.data.mul_(2),
         lambda w: nn.init.zeros_(w),
         lambda w: w.__setitem__(0, 5.0),
+        lambda w: setattr(w, "data", linear.weight),
     ):
         with pytest.raises(RuntimeError, match="read-only.*to_dense"):
             write(sparse.weight)

@@ -147,3 +147,10 @@ def test_backward_notices_that_the_weight_was_replaced():
     sparse.load_state_dict(prune(nn.Linear(64, 64)).state_dict(), strict=False)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+
+
+def test_forward_mode_raises():
+    sparse = fxsparse.SparseLinear.from_linear(prune(nn.Linear(64, 64)))
+    x = torch.randn(3, 64)
+    with torch.autograd.forward_ad.dual_level(), pytest.raises((RuntimeError, NotImplementedError)):
+        sparse(torch.autograd.forward_ad.make_dual(x, x))

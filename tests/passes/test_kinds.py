@@ -178,3 +178,55 @@ def test_only_the_shape_is_read_of_a_second_name():
     sparse = fxsparse.compile(model, min_elements=0)
     x = torch.randn(3, 64)
     torch.testing.assert_close(sparse(x), model(x))
+
+
+def test_a_forward_that_goes_through_its_parameters_keeps_them():
+    class Base(nn.Module):
+        def __init__(self, bias=True):
+            super().__init__()
+            self.a = nn.Linear(64, 64, bias=bias)
+
+    class Sums(Base):
+        def forward(self, x, flag=None):
+            return self.a(x) + sum(p.pow(2).sum() for p in self.parameters())
+
+    class First(Base):
+        def forward(self, x, flag=None):
+            return self.a(x.to(next(self.parameters()).dtype))
+
+    x = torch.randn(3, 64)
+    for model, status in ((Sums(), "dense"), (First(), "sparse"), (First(bias=False), "dense")):
+        prune(model)
+        if status == "dense":
+            with pytest.warns(
+                fxsparse.NothingRewrittenWarning, match="goes through its parameters"
+            ):
+                sparse = fxsparse.compile(model, min_elements=0)
+        else:
+            sparse = fxsparse.compile(model, min_elements=0)
+        assert sparse.report.rows[0].status == status
+        torch.testing.assert_close(sparse(x), model(x))
+
+
+def _doubles_the_weight(module, state, prefix, metadata):
+    state[prefix + "weight"] = state[prefix + "weight"] * 2
+
+
+def test_a_linear_whose_state_dict_is_hooked_stays_dense():
+    model = prune(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)))
+    model[0].register_state_dict_post_hook(_doubles_the_weight)
+    sparse = fxsparse.compile(model, min_elements=0)
+    assert [row.status for row in sparse.report.rows] == ["dense", "sparse"]
+    sparse.state_dict()
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_shallow_copies_that_share_their_dicts(inplace):
+    import copy
+
+    model = prune(nn.Sequential(nn.Linear(64, 64), nn.ReLU()))
+    model.add_module("2", copy.copy(model[0]))
+    x = torch.randn(3, 64)
+    expected = model(x)
+    sparse = fxsparse.compile(model, min_elements=0, inplace=inplace, capture="modules")
+    torch.testing.assert_close(sparse(x), expected)
