@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from fxsparse.audit import reads_parameters
 from fxsparse.modules import HOOKS, STATE_HOOKS
+from fxsparse.source import reads_parameters
 
 #: Modules whose weights are reported and kept: class, name of the operation, reason.
 KEPT: tuple[tuple[type[nn.Module], str, str], ...] = (
