@@ -77,10 +77,9 @@ struct Features {
   }
 };
 
-const Features& features() {
-  static const Features found;
-  return found;
-}
+// Found on loading: a fork during a first call would copy a half-made local static, and its lock.
+const Features found_features;
+const Features& features() { return found_features; }
 
 std::string usable_names() {
   std::string names;
