@@ -1,5 +1,9 @@
 """Wrong input: one clear error that says what was expected, what came, where, and what to do."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from pruned import prune
@@ -270,3 +274,15 @@ def test_outputs_that_are_floats_are_compared_as_such():
             return self.fc(x).mean().item()
 
     fxsparse.compile(prune(Mean()), (torch.randn(3, 64),), min_elements=0)
+
+
+def test_a_source_folder_without_its_core_says_what_to_do(tmp_path):
+    source = Path(fxsparse.__file__).parent
+    (tmp_path / "fxsparse").mkdir()
+    for file in source.glob("*.py"):
+        (tmp_path / "fxsparse" / file.name).write_text(file.read_text())
+    run = subprocess.run(
+        [sys.executable, "-c", "import fxsparse"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert run.returncode != 0
+    assert "has no compiled core" in run.stderr and "pip install --no-build-isolation" in run.stderr
