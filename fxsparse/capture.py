@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,14 +27,17 @@ from .trust import OPTIONAL, doubts_before_tracing
 class Captured:
     """What the passes work on.
 
-    ``root`` becomes the result. ``trees`` are the module trees whose weights are replaced: the
-    result's, and the model's own where it is rewritten in place. ``note`` says why the model was
-    not traced as a whole.
+    ``trees`` are the module trees whose weights are replaced: the result's, and the model's own
+    where a graph of it is made in place. ``note`` says why the model was not traced as a whole.
     """
 
-    root: torch.nn.Module
-    trees: list[torch.nn.Module] = field(default_factory=list)
+    trees: list[torch.nn.Module]
     note: str | None = None
+
+    @property
+    def root(self) -> torch.nn.Module:
+        """What becomes the result."""
+        return self.trees[0]
 
 
 def capture(
@@ -50,7 +53,7 @@ def capture(
     inputs; where given, it decides on traces that only their optional arguments put in doubt.
     """
     if how == "modules":
-        return Captured(own, [own])
+        return Captured([own])
     doubts = []
     if how == "auto" and callable(getattr(own, "generate", None)):
         doubts.append("the model has generate(), which a graph would lose")
@@ -60,7 +63,7 @@ def capture(
         if traced is not None and doubts and equals_model is not None and not equals_model(traced):
             found = ["the trace differs on example_inputs"]
         if traced is not None and not found:
-            return Captured(traced, [traced, own] if inplace else [traced])
+            return Captured([traced, own] if inplace else [traced])
         doubts = found
     if how == "trace":
         raise CaptureError(
@@ -68,7 +71,7 @@ def capture(
             f"{_text(doubts)}. Use capture='auto' or 'modules'"
             + (", or give example_inputs" if doubts == [OPTIONAL] else "")
         )
-    return Captured(own, [own], _text(doubts))
+    return Captured([own], _text(doubts))
 
 
 def _text(doubts: list[str]) -> str:

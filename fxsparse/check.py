@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 
 from .state import packed_names
@@ -9,12 +11,11 @@ from .state import packed_names
 
 def unwrap(model: object) -> torch.nn.Module:
     """The module inside DataParallel, DistributedDataParallel and ``torch.compile`` wrappers."""
-    wrappers: tuple[type, ...] = (
-        torch.nn.DataParallel,
-        torch.nn.parallel.DistributedDataParallel,
-        torch._dynamo.eval_frame.OptimizedModule,
-    )
-    while isinstance(model, wrappers):
+    wrappers: list[type] = [torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel]
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # its import takes a second
+    if dynamo is not None:
+        wrappers.append(dynamo.OptimizedModule)
+    while isinstance(model, tuple(wrappers)):
         model = getattr(model, "_orig_mod", None) or getattr(model, "module")  # noqa: B009
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError(

@@ -185,10 +185,10 @@ class _Request:
         return self.plan(copy, inplace=False)
 
     def plan(self, own: torch.nn.Module, inplace: bool) -> _Plan:
-        """Capture and decide. Changes ``own`` at most in that parts of it become graphs."""
+        """Capture and decide. Changes nothing."""
         equals = self.reference.equals if self.reference else None
         captured = capture_model(own, self.capture, inplace, equals)
-        weights = collect(captured.root, captured.trees)
+        weights = collect(captured.trees)
         paths = [path for weight in weights for path in (weight.path, *weight.aliases)]
         self.options.check_patterns(paths)
         conflicts = [text for weight in weights if (text := _conflict(weight, self.options))]
@@ -261,7 +261,7 @@ def _apply(plan: _Plan) -> torch.nn.Module:
                 release_free_memory()
                 freed = 0
     finally:
-        for _, graph_module in graphs(result):
+        for graph_module in graphs(result):
             PassManager([Rewrite()])(graph_module)
             graph_module.recompile()
     return result

@@ -11,6 +11,7 @@ from . import ops
 from .clone import share_clone
 from .modules import SparseLinear
 from .packing import SUFFIX, header, unpack
+from .passes.collect import graphs
 from .state import packed_names, release_packed
 
 
@@ -30,11 +31,11 @@ def to_dense(module: torch.nn.Module) -> torch.nn.Module:
     packed = [m._buffers[name] for m in module.modules() for name in packed_names(m)]
     copy = share_clone(module, also=[p for p in packed if p is not None], share_parameters=False)
     dense: dict[int, torch.Tensor] = {}
-    for graph_module in [m for m in copy.modules() if isinstance(m, fx.GraphModule)]:
+    for graph_module in graphs(copy):
         PassManager([Densify()])(graph_module)
     for submodule in copy.modules():
         _restore(submodule, dense)
-    for graph_module in [m for m in copy.modules() if isinstance(m, fx.GraphModule)]:
+    for graph_module in graphs(copy):
         graph_module.recompile()
         graph_module.meta.pop("_user_preserved_attributes", None)
     copy.__dict__.pop("report", None)  # of what it was

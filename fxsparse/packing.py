@@ -27,7 +27,7 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 #: The dtypes a weight can be packed from.
 DTYPES = frozenset(_NAMES)
 
-#: The first bytes of every packed weight (kernel/format/header.cpp).
+#: The first bytes of every packed weight (kernel/format/types.h).
 _MAGIC = b"fxsparse"
 
 # Bits of the header's flags (kernel/format/types.h): what the dense weight was, for the way back.
@@ -100,12 +100,17 @@ def packed_bytes(shape: tuple[int, int], nnz: int, dtype: torch.dtype, format: s
 
 
 def pack(
-    weight: torch.Tensor, *, transposed: bool = False, is_buffer: bool = False, format: str = "csr"
+    weight: torch.Tensor,
+    *,
+    transposed: bool = False,
+    is_buffer: bool = False,
+    format: str = "csr",
+    nnz: int | None = None,
 ) -> torch.Tensor:
     """Pack a dense 2-D weight of ``(out, in)``, or of ``(in, out)`` where ``transposed``.
 
     Returns a 1-D ``uint8`` tensor. Values keep their bits; -0.0 is stored as a zero. Nothing but
-    the result is allocated.
+    the result is allocated. ``nnz`` is :func:`count_nonzeros` where that was counted already.
     """
     if weight.dim() != 2:
         raise ValueError(f"expected a dense 2-D weight, got {weight.dim()} dimensions")
@@ -116,10 +121,9 @@ def pack(
     strides = weight.stride()
     if transposed:
         rows, cols, strides = cols, rows, strides[::-1]
-    nnz = _C.count_nonzeros(weight.data_ptr(), rows, cols, *strides, name)
-    packed = torch.empty(
-        _C.packed_bytes(format, rows, cols, nnz, name), dtype=torch.uint8, device="cpu"
-    )
+    nnz = count_nonzeros(weight) if nnz is None else nnz
+    size = packed_bytes((rows, cols), nnz, weight.dtype, format)
+    packed = torch.empty(size, dtype=torch.uint8, device="cpu")
     _C.pack(
         weight.data_ptr(),
         rows,

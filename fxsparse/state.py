@@ -61,8 +61,8 @@ def receive(
     """A load_state_dict pre-hook: a packed weight is validated before it is trusted.
 
     Another number of nonzeros resizes the buffer (in place, so that ties hold). A dense weight
-    under the packed weight's dense name is packed, with a pruning mask or without. Refusals go to ``error_msgs``; the buffer then
-    stays as it was.
+    under the packed weight's dense name is packed, with a pruning mask or without. Refusals go to
+    ``error_msgs``; the buffer then stays as it was.
     """
     for name, own in list(module._buffers.items()):
         if not name.endswith(SUFFIX) or own is None or own.dtype != torch.uint8:

@@ -61,11 +61,12 @@ class _Read:
     reason: str | None = None
 
 
-def collect(root: torch.nn.Module, trees: list[torch.nn.Module]) -> list[Weight]:
-    """The weights of ``root``, in the order of its parameters, each once however many names it has.
+def collect(trees: list[torch.nn.Module]) -> list[Weight]:
+    """The weights of ``trees[0]``, in the order of its parameters, each once whatever its names.
 
-    ``trees`` are all module trees that hold them (the first is ``root``).
+    ``trees`` are all module trees that hold them.
     """
+    root = trees[0]
     reads: dict[str, list[_Read]] = {}
     for found in _module_reads(root, "", None):
         reads.setdefault(found.path, []).append(found)
@@ -89,11 +90,9 @@ def collect(root: torch.nn.Module, trees: list[torch.nn.Module]) -> list[Weight]
     return weights
 
 
-def graphs(root: torch.nn.Module) -> Iterator[tuple[str, fx.GraphModule]]:
-    """Every GraphModule of a tree with its path."""
-    for path, module in root.named_modules():
-        if isinstance(module, fx.GraphModule):
-            yield path, module
+def graphs(root: torch.nn.Module) -> list[fx.GraphModule]:
+    """Every GraphModule of a tree."""
+    return [module for module in root.modules() if isinstance(module, fx.GraphModule)]
 
 
 def _weight(
@@ -155,7 +154,7 @@ def _module_reads(module: torch.nn.Module, prefix: str, blocked: str | None) -> 
             continue
         op, reason = weights[name]
         reason = blocked or reason
-        site = Site(prefix.rstrip("."), op, False) if reason is None else None
+        site = Site(prefix.rstrip(".")) if reason is None else None
         yield _Read(path, op, True, site, reason)
     blocked = blocked or forward_reads_parameters(module)
     if isinstance(module, READS_CHILDREN):
@@ -192,7 +191,7 @@ def _call_reads(graph_module: fx.GraphModule, node: fx.Node, prefix: str) -> Ite
             f"{path}.weight",
             "nn.Linear",
             True,
-            Site(node.name, "nn.Linear", False, graph_module, node),
+            Site(node.name, node=node),
         )
         if module.bias is not None:
             yield _Read(f"{path}.bias", "nn.Linear", False, reason="read as a bias")
@@ -212,7 +211,7 @@ def _attribute_reads(graph_module: fx.GraphModule, node: fx.Node, prefix: str) -
             and multiply.path == target
             and _reads_only_as_weight(graph_module, user)
         ):
-            site = Site(user.name, multiply.op, multiply.transposed, graph_module, user)
+            site = Site(user.name, multiply.transposed, user)
             yield _Read(prefix + target, multiply.op, True, site)
             continue
         name = str(getattr(user.target, "__name__", user.target))

@@ -23,7 +23,11 @@ def install(weight: Weight, decision: Decision, runs_itself: set[int]) -> None:
     assert weight.tensor is not None
     is_buffer = not isinstance(weight.tensor, torch.nn.Parameter)
     packed = pack(
-        weight.tensor, transposed=weight.transposed, is_buffer=is_buffer, format=decision.format
+        weight.tensor,
+        transposed=weight.transposed,
+        is_buffer=is_buffer,
+        format=decision.format,
+        nnz=decision.nnz,
     )
     assert packed.numel() == decision.stored_bytes
     for owner, name in weight.owners:

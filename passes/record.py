@@ -33,12 +33,10 @@ class Multiply:
 
 @dataclass
 class Site:
-    """One place that multiplies by a weight: a graph node, or a module where ``graph`` is None."""
+    """One place that multiplies by a weight: a graph node, or a module where ``node`` is None."""
 
     name: str
-    op: str
-    transposed: bool
-    graph: fx.GraphModule | None = None
+    transposed: bool = False
     node: fx.Node | None = None
 
 
