@@ -91,9 +91,8 @@ Packed open_packed(const void* blob, int64_t bytes) {
   packed.format = find_format(header.format);
   if (packed.format == nullptr)
     fail("packed format: expected a known format, got %d", static_cast<int>(header.format));
-  if (header.reserved[0] | header.reserved[1] | header.reserved[2])
-    fail("packed reserved bytes: expected zeros, got %d %d %d", header.reserved[0],
-         header.reserved[1], header.reserved[2]);
+  if (header.reserved != 0)
+    fail("packed reserved byte: expected zero, got %d", header.reserved);
   if (header.flags & ~kKnownFlags)
     fail("packed flags: expected 0 to 7, got %" PRIu32, header.flags);
   check_counts(header.rows, header.cols, header.nonzeros);
@@ -110,6 +109,10 @@ Packed open_packed(const void* blob, int64_t bytes) {
   view.value = header.value;
   view.index_width = header.index_width;
   view.offset_width = header.offset_width;
+  view.tile_rows_log2 = header.tile_rows_log2;
+  view.tile_cols_log2 = header.tile_cols_log2;
+  view.extent[0] = header.extent[0];
+  view.extent[1] = header.extent[1];
   for (int i = 0; i < kMaxSections; ++i)
     view.section[i] = static_cast<const uint8_t*>(blob) + layout.section[i];
   return packed;

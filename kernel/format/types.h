@@ -8,7 +8,8 @@
 
 namespace fxsparse {
 
-enum class FormatId : uint16_t { kCsr = 1 };
+enum class FormatId : uint16_t { kCsr = 1, kBitmap = 2, kTiles = 3, kPairs = 4 };
+constexpr int kFormats = 4;
 
 // How values are stored. What they are computed in follows from it (ComputeOf in isa/), so that
 // narrower storage than the model's type needs no new header.
@@ -43,7 +44,9 @@ struct Header {
   ValueType value;
   Width index_width;
   Width offset_width;
-  uint8_t reserved[3];  // zero
+  uint8_t tile_rows_log2;  // of the format's tiles; zero where it has none
+  uint8_t tile_cols_log2;
+  uint8_t reserved;  // zero
   uint32_t flags;
   uint64_t rows;  // N, out_features
   uint64_t cols;  // K, in_features
@@ -63,6 +66,9 @@ struct PackedView {
   ValueType value;
   Width index_width;
   Width offset_width;
+  uint8_t tile_rows_log2;
+  uint8_t tile_cols_log2;
+  int64_t extent[2];
   const uint8_t* section[kMaxSections];
 };
 

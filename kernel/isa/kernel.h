@@ -13,12 +13,14 @@ namespace fxsparse {
 
 enum class Isa : uint8_t { kGeneric, kAvx2, kAvx512, kNeon };
 
-constexpr int kMaxVectors = 4;  // of a panel row; 4 x 2 accumulators of two registers' worth
+constexpr int kMaxVectors = 8;    // of a panel row
+constexpr int kMaxFew = 16;       // batch rows that multiply_few takes
+constexpr int kMaxPanelRows = 128;  // kMaxVectors of 16 lanes
 
-struct Kernel {
-  int vector_lanes;
+// What does not depend on the format: one for each instruction set and value type.
+struct VectorOps {
+  int lanes;
   int64_t compute_bytes;  // of one element of a panel
-  int64_t panel_bytes;    // a panel should not be larger, as long as it has one vector
 
   // panel <- `rows` rows of x, `cols` long, `stride` elements apart.
   void (*pack)(const void* x, int64_t stride, int64_t rows, int64_t cols, int vectors, void* panel);
@@ -30,27 +32,50 @@ struct Kernel {
   // True where all n values are finite.
   bool (*all_finite)(const void* x, int64_t n);
 
-  // y[b][n] = bias[n] + sum over k of W[n][k] * panel[k][b], for n in [begin, end), b < rows.
-  // `bias` may be null. The order of the sum depends on the row of W alone.
-  void (*multiply)(const PackedView& w, const void* panel, int64_t rows, int vectors,
-                   const void* bias, void* y, int64_t y_stride, int64_t begin, int64_t end);
-
-  // The same for a single row of x, which is in the computing type and not transposed.
-  void (*multiply_one)(const PackedView& w, const void* x, const void* bias, void* y, int64_t begin,
-                       int64_t end);
-
-  // out[k - begin][b] = sum over n of W[n][k] * panel[n][b], for k in [begin, end): `out` is a
-  // panel of the columns [begin, end) alone. Sums run over n in order, whatever the cut.
-  void (*multiply_transposed)(const PackedView& w, const void* panel, int vectors, void* out,
-                              int64_t begin, int64_t end);
-
-  // The same for a single row: panels with one lane.
-  void (*multiply_transposed_one)(const PackedView& w, const void* g, void* out, int64_t begin,
-                                  int64_t end);
-
   // out <- n values of x in the computing type, and back.
   void (*widen)(const void* x, int64_t n, void* out);
   void (*narrow)(const void* x, int64_t n, void* out);
+
+  // The transposed product of a weight in CSR: out[k - begin][b] += sum over n of
+  // W[n][k] * panel[n][b], for k in [begin, end): `out` is a panel of the columns [begin, end)
+  // alone. Sums run over n in order, whatever the cut.
+  void (*scatter)(const PackedView& csr, const void* panel, int vectors, void* out, int64_t begin,
+                  int64_t end);
+
+  // The same for a single row: panels with one lane.
+  void (*scatter_one)(const PackedView& csr, const void* g, void* out, int64_t begin, int64_t end);
+};
+
+struct Kernel {
+  const VectorOps* ops;
+
+  // The most vectors of a panel, and a panel should not be larger than `panel_bytes` as long as it
+  // has one vector.
+  int most_vectors;
+  int64_t panel_bytes;
+
+  // Batches of up to `most_few` rows are not made into panels (0: all are). `leftover_few`: so
+  // many rows left over by whole vectors are multiplied apart, as few, if they would open a panel.
+  int most_few;
+  int leftover_few;
+
+  // Bytes of the input that multiply_few wants; 0 if it takes the rows of x as they are.
+  int64_t (*few_bytes)(int64_t rows, int64_t cols);
+  void (*prepare_few)(const void* x, int64_t stride, int64_t rows, int64_t cols, void* out);
+  // As `multiply`; x is what prepare_few made (or a single row as it is), rows <= most_few.
+  void (*multiply_few)(const PackedView& w, const void* x, int64_t rows, const void* bias, void* y,
+                       int64_t y_stride, int64_t begin, int64_t end);
+
+  // Bytes of working memory `multiply` needs, 64-byte aligned, contents undefined.
+  int64_t (*scratch_bytes)(const PackedView& w, int vectors);
+
+  // y[b][n] = bias[n] + sum over k of W[n][k] * panel[k][b], for n in [begin, end), b < rows.
+  // `begin` is a row_cut of the format. `bias` may be null. The order of the sum depends on the
+  // row of W and on `vectors` alone. x is finite, or the result is corrected by the caller: zeros
+  // that are not stored, and lanes that pad, may be multiplied or not.
+  void (*multiply)(const PackedView& w, const void* panel, int64_t rows, int vectors,
+                   const void* bias, void* y, int64_t y_stride, int64_t begin, int64_t end,
+                   void* scratch);
 };
 
 }  // namespace fxsparse
