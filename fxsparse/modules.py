@@ -71,7 +71,7 @@ class SparseLinear(torch.nn.Linear):
             )
         check_unsupported(values, batch_hint, prefer)
         check_threads(threads)
-        result = cls(pack(linear.weight), linear.bias, threads)
+        result = cls(pack(linear.weight, format="csr"), linear.bias, threads)
         return result.train(linear.training)
 
     @staticmethod

@@ -94,48 +94,57 @@ def count_nonzeros(weight: torch.Tensor) -> int:
     return _C.count_nonzeros(weight.data_ptr(), rows, cols, *weight.stride(), _NAMES[weight.dtype])
 
 
-def packed_bytes(shape: tuple[int, int], nnz: int, dtype: torch.dtype, format: str = "csr") -> int:
-    """Bytes of the packed form of an ``(out, in)`` weight with ``nnz`` nonzeros, header included."""
-    return _C.packed_bytes(format, *shape, nnz, _NAMES[dtype])
+def expected_bytes(shape: tuple[int, int], nnz: int, dtype: torch.dtype, format: str) -> int:
+    """About the bytes of the packed form of an ``(out, in)`` weight whose nnz nonzeros lie evenly."""
+    return _C.expected_bytes(format, *shape, nnz, _NAMES[dtype])
 
 
-def pack(
-    weight: torch.Tensor,
-    *,
-    transposed: bool = False,
-    is_buffer: bool = False,
-    format: str = "csr",
-    nnz: int | None = None,
-) -> torch.Tensor:
-    """Pack a dense 2-D weight of ``(out, in)``, or of ``(in, out)`` where ``transposed``.
+def describe(
+    weight: torch.Tensor, format: str, *, transposed: bool = False, is_buffer: bool = False
+) -> bytes:
+    """The header that a dense weight of ``(out, in)``, or of ``(in, out)`` where ``transposed``, gets.
 
-    Returns a 1-D ``uint8`` tensor. Values keep their bits; -0.0 is stored as a zero. Nothing but
-    the result is allocated. ``nnz`` is :func:`count_nonzeros` where that was counted already.
+    Reads the whole weight: what a packed weight takes depends on where its nonzeros are.
     """
     if weight.dim() != 2:
         raise ValueError(f"expected a dense 2-D weight, got {weight.dim()} dimensions")
     if (reason := unreadable(weight)) is not None:
         raise ValueError(f"expected a dense 2-D weight that can be packed: {reason}")
     flags = _TRANSPOSED * transposed | _BUFFER * is_buffer | _REQUIRES_GRAD * weight.requires_grad
-    rows, cols, name = *weight.shape, _NAMES[weight.dtype]
-    strides = weight.stride()
-    if transposed:
-        rows, cols, strides = cols, rows, strides[::-1]
-    nnz = count_nonzeros(weight) if nnz is None else nnz
-    size = packed_bytes((rows, cols), nnz, weight.dtype, format)
-    packed = torch.empty(size, dtype=torch.uint8, device="cpu")
-    _C.pack(
-        weight.data_ptr(),
-        rows,
-        cols,
-        *strides,
-        name,
-        format,
-        flags,
-        packed.data_ptr(),
-        packed.numel(),
-    )
+    return _C.describe(*_dense(weight, transposed), format, flags)
+
+
+def packed_bytes(header: bytes) -> int:
+    """Bytes of the packed weight that :func:`describe` announced, all counted."""
+    return _C.packed_bytes(header)
+
+
+def pack(
+    weight: torch.Tensor,
+    *,
+    format: str,
+    transposed: bool = False,
+    is_buffer: bool = False,
+    header: bytes | None = None,
+) -> torch.Tensor:
+    """Pack a dense weight; the arguments are those of :func:`describe`, ``header`` its result if known.
+
+    Returns a 1-D ``uint8`` tensor. Values keep their bits; -0.0 is stored as a zero. Little but the
+    result is allocated.
+    """
+    if header is None:
+        header = describe(weight, format, transposed=transposed, is_buffer=is_buffer)
+    packed = torch.empty(packed_bytes(header), dtype=torch.uint8, device="cpu")
+    _C.pack(*_dense(weight, transposed), header, packed.data_ptr(), packed.numel())
     return packed
+
+
+def _dense(weight: torch.Tensor, transposed: bool) -> tuple[int, int, int, int, int, str]:
+    """Address, sizes, strides and type of a weight as (out, in)."""
+    (rows, cols), (row_stride, col_stride) = weight.shape, weight.stride()
+    if transposed:
+        rows, cols, row_stride, col_stride = cols, rows, col_stride, row_stride
+    return weight.data_ptr(), rows, cols, row_stride, col_stride, _NAMES[weight.dtype]
 
 
 def header(packed: torch.Tensor) -> Header:

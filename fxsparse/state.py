@@ -133,7 +133,12 @@ def _from_dense(weight: torch.Tensor, expected: Header, key: str) -> tuple[torch
             f"{key}: expected a dense weight of {shape}, got {tuple(weight.shape)} {weight.dtype}"
         )
     weight = weight.to("cpu", expected.dtype)
-    packed = pack(weight, transposed=expected.transposed, is_buffer=expected.is_buffer)
+    packed = pack(
+        weight,
+        format=expected.format,
+        transposed=expected.transposed,
+        is_buffer=expected.is_buffer,
+    )
     if packed.numel() >= weight.numel() * weight.element_size():
         raise ValueError(
             f"{key}: this dense weight would not shrink ({packed.numel()} bytes packed, "

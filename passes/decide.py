@@ -7,7 +7,7 @@ import torch
 from fxsparse._native import _C
 from fxsparse.memory import tensor_bytes
 from fxsparse.options import Options, matches
-from fxsparse.packing import count_nonzeros, packed_bytes, unreadable
+from fxsparse.packing import count_nonzeros, describe, packed_bytes, unreadable
 
 from .limits import FORMAT, SPEED_MATTERS, break_even_sparsity, smallest_sparsity
 from .record import Decision, Weight
@@ -21,11 +21,17 @@ def decide(weight: Weight, options: Options) -> Decision:
     paths = [weight.path, *weight.aliases]
     dense_bytes = tensor_bytes(tensor)
     reason = _excluded(paths, options) or unreadable(tensor) or weight.blocked or _unread(weight)
-    stored = dense_bytes
+    stored, header = dense_bytes, None
     shape = tuple(tensor.shape)
     if reason is None:
         logical = shape[::-1] if weight.transposed else shape
-        packed = packed_bytes((logical[0], logical[1]), nnz, tensor.dtype, FORMAT)
+        header = describe(
+            tensor,
+            FORMAT,
+            transposed=weight.transposed,
+            is_buffer=not isinstance(tensor, torch.nn.Parameter),
+        )
+        packed = packed_bytes(header)
         reason = _too_dense(tensor, sparsity, packed, dense_bytes, logical, options)
         stored = packed if reason is None else dense_bytes
     sparse = reason is None
@@ -40,6 +46,7 @@ def decide(weight: Weight, options: Options) -> Decision:
         dense_bytes=dense_bytes,
         stored_bytes=stored,
         format=FORMAT if sparse else "",
+        header=header if sparse else None,
         threads=options.threads_for(paths)[0] if sparse else None,
     )
 

@@ -27,7 +27,7 @@ def install(weight: Weight, decision: Decision, runs_itself: set[int]) -> None:
         transposed=weight.transposed,
         is_buffer=is_buffer,
         format=decision.format,
-        nnz=decision.nnz,
+        header=decision.header,
     )
     assert packed.numel() == decision.stored_bytes
     for owner, name in weight.owners:

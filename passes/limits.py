@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fxsparse.packing import DTYPES, packed_bytes
+from fxsparse.packing import DTYPES, expected_bytes
 
 #: The packed form of a weight. More forms come with more formats; then they are chosen here.
 FORMAT = "csr"
@@ -37,7 +37,7 @@ def smallest_sparsity(shape: tuple[int, int], dtype: torch.dtype) -> float:
     low, high = 0, elements
     while low < high:
         middle = (low + high + 1) // 2
-        if packed_bytes(shape, middle, dtype, FORMAT) < dense:
+        if expected_bytes(shape, middle, dtype, FORMAT) < dense:
             low = middle
         else:
             high = middle - 1

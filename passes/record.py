@@ -75,4 +75,5 @@ class Decision:
     dense_bytes: int
     stored_bytes: int
     format: str = ""
+    header: bytes | None = None  #: of the packed weight to be
     threads: int | None = None

@@ -13,10 +13,14 @@
 namespace fxsparse {
 namespace {
 
-void describe(Header& header) {
+int64_t unit_rows(const PackedView&) { return kRowGroup; }
+
+void set_widths(Header& header) {
   header.index_width = csr_index_width(header.cols);
   header.offset_width = csr_offset_width(header.nonzeros);
 }
+
+void describe(const DenseView&, Header& header) { set_widths(header); }
 
 Layout layout(const Header& header) {
   const auto check = [](const char* name, Width expected, Width got) {
@@ -30,24 +34,19 @@ Layout layout(const Header& header) {
     fail("packed extent: expected zeros for csr, got %" PRIu64 " %" PRIu64, header.extent[0],
          header.extent[1]);
 
-  uint64_t end = sizeof(Header);
-  bool overflow = false;
-  const auto section = [&](uint64_t count, uint64_t bytes_each) {
-    const uint64_t begin = end;
-    uint64_t bytes;
-    overflow |= __builtin_mul_overflow(count, bytes_each, &bytes);
-    overflow |= __builtin_add_overflow(end, bytes, &end);
-    overflow |= __builtin_add_overflow(end, kAlignment - 1, &end);
-    end &= ~(kAlignment - 1);
-    return begin;
-  };
+  if (header.tile_rows_log2 | header.tile_cols_log2)
+    fail("packed tiles: expected zeros for csr, got %d %d", header.tile_rows_log2,
+         header.tile_cols_log2);
+
+  SectionPlacer placer;
   Layout result{};
   result.section[kCsrOffsets] =
-      section(header.rows + 1, static_cast<uint64_t>(header.offset_width));
-  result.section[kCsrIndices] = section(header.nonzeros, static_cast<uint64_t>(header.index_width));
-  result.section[kCsrValues] = section(header.nonzeros, value_bytes(header.value));
-  result.bytes = end;
-  if (overflow || end > INT64_MAX)
+      placer.place(header.rows + 1, static_cast<uint64_t>(header.offset_width));
+  result.section[kCsrIndices] =
+      placer.place(header.nonzeros, static_cast<uint64_t>(header.index_width));
+  result.section[kCsrValues] = placer.place(header.nonzeros, value_bytes(header.value));
+  result.bytes = placer.end();
+  if (placer.overflow())
     fail("packed size: expected a length below 2^63 bytes, got %" PRIu64 " x %" PRIu64
          " with %" PRIu64 " nonzeros",
          header.rows, header.cols, header.nonzeros);
@@ -129,64 +128,28 @@ int64_t row_cut(const PackedView& view, int64_t part, int64_t parts) {
   return std::min(view.rows, (low + kRowGroup / 2) / kRowGroup * kRowGroup);
 }
 
-void missing_in_rows(const PackedView& view, const uint64_t* bad, int64_t begin, int64_t end,
-                     uint64_t* missing) {
-  std::vector<int64_t> columns;  // the bad ones
-  uint64_t all = 0;
-  for (int64_t k = 0; k < view.cols; ++k) {
-    if (bad[k]) columns.push_back(k);
-    all |= bad[k];
-  }
-  std::vector<int64_t> stored(columns.size() + 1);  // those of them that a row stores
-  with_index(view.index_width, [&](auto index) {
-    using Index = decltype(index);
-    int64_t i = csr_offset(view, begin);
-    for (int64_t row = begin; row < end; ++row) {
-      const int64_t last = csr_offset(view, row + 1);
-      size_t n = 0;
-      for (; i < last; ++i) {  // no branch to mispredict
-        stored[n] = load_at<Index>(view.section[kCsrIndices], i);
-        n += bad[stored[n]] != 0;
-      }
-      stored[n] = -1;
-      uint64_t lost = n == 0 ? all : 0;
-      size_t s = 0;
-      for (size_t c = 0; c < columns.size() && lost != all; ++c) {
-        const bool found = columns[c] == stored[s];
-        s += found;
-        lost |= found ? 0 : bad[columns[c]];
-      }
-      missing[row - begin] = lost;
-    }
-  });
+int64_t expected_bytes(const Header& header) {
+  Header described = header;
+  set_widths(described);
+  return layout(described).bytes;
 }
 
-void missing_in_cols(const PackedView& view, const uint64_t* bad, int64_t begin, int64_t end,
-                     uint64_t* missing) {
-  std::fill(missing, missing + (end - begin), 0);
+void decode(const PackedView& view, int64_t first_row, Entries& out) {
+  out.first_row = first_row;
+  out.rows = std::min(kRowGroup, view.rows - first_row);
+  const int64_t begin = csr_offset(view, first_row);
+  out.offsets.resize(out.rows + 1);
+  for (int64_t row = 0; row <= out.rows; ++row)
+    out.offsets[row] = csr_offset(view, first_row + row) - begin;
+  const int64_t count = out.offsets[out.rows];
+  out.columns.resize(count);
   with_index(view.index_width, [&](auto index) {
-    using Index = decltype(index);
-    uint64_t everywhere = 0;  // batch rows that are in every missing[] already
-    for (int64_t row = 0; row < view.rows; ++row) {
-      const uint64_t lost = bad[row];
-      if ((lost & ~everywhere) == 0) continue;
-      // Whatever lies between two stored entries is missing.
-      int64_t next = begin;
-      const auto miss_until = [&](int64_t column) {
-        for (; next < column; ++next) missing[next - begin] |= lost;
-      };
-      for (int64_t i = csr_offset(view, row); i < csr_offset(view, row + 1); ++i) {
-        const int64_t column = load_at<Index>(view.section[kCsrIndices], i);
-        if (column < begin) continue;
-        if (column >= end) break;
-        miss_until(column);
-        next = column + 1;
-      }
-      miss_until(end);
-      everywhere = ~uint64_t{0};
-      for (int64_t c = 0; c < end - begin; ++c) everywhere &= missing[c];
-    }
+    for (int64_t i = 0; i < count; ++i)
+      out.columns[i] = load_at<decltype(index)>(view.section[kCsrIndices], begin + i);
   });
+  const int64_t bytes = value_bytes(view.value);
+  const uint8_t* values = view.section[kCsrValues] + begin * bytes;
+  out.values.assign(values, values + count * bytes);
 }
 
 }  // namespace
@@ -203,8 +166,8 @@ Width csr_offset_width(uint64_t nonzeros) {
 }
 
 const Format kCsrFormat = {
-    FormatId::kCsr, "csr",    describe, layout,          csr_pack,
-    csr_unpack,     validate, row_cut,  missing_in_rows, missing_in_cols,
+    FormatId::kCsr, "csr",    unit_rows, describe, expected_bytes,
+    layout,         csr_pack, validate,  decode,   row_cut,
 };
 
 }  // namespace fxsparse

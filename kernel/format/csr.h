@@ -19,6 +19,5 @@ Width csr_index_width(uint64_t cols);
 Width csr_offset_width(uint64_t nonzeros);
 
 void csr_pack(const DenseView& dense, const Header& header, uint8_t* out);
-void csr_unpack(const PackedView& view, void* out, int64_t row_stride, int64_t col_stride);
 
 }  // namespace fxsparse

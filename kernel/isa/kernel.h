@@ -13,8 +13,8 @@ namespace fxsparse {
 
 enum class Isa : uint8_t { kGeneric, kAvx2, kAvx512, kNeon };
 
-constexpr int kMaxVectors = 8;    // of a panel row
-constexpr int kMaxFew = 16;       // batch rows that multiply_few takes
+constexpr int kMaxVectors = 8;      // of a panel row
+constexpr int kMaxFew = 16;         // batch rows that multiply_few takes
 constexpr int kMaxPanelRows = 128;  // kMaxVectors of 16 lanes
 
 // What does not depend on the format: one for each instruction set and value type.

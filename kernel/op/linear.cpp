@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 
 #include "op/nonfinite.h"
 #include "op/schedule.h"
@@ -16,9 +17,9 @@ struct Input {
   uint64_t call = 0;
   int64_t panel = 0;
   const void* data = nullptr;
-  const uint64_t* bad = nullptr;  // where it is not finite, if anywhere
+  int bad_count = 0;  // rows with Inf or NaN
+  uint8_t bad_rows[kMaxPanelRows];
   Scratch buffer;
-  Scratch bad_buffer;
 };
 thread_local Input input;
 thread_local Scratch output;
@@ -33,7 +34,9 @@ class Multiply {
  public:
   Multiply(const Kernel& kernel, const LinearCall& call, bool transposed)
       : kernel_(kernel),
+        ops_(*kernel.ops),
         call_(call),
+        packed_(*call.packed),
         view_(call.packed->view),
         transposed_(transposed),
         in_length_(transposed ? view_.rows : view_.cols),
@@ -42,7 +45,8 @@ class Multiply {
 
   void run() {
     if (call_.batch == 0 || out_length_ == 0) return;
-    panels_ = make_panels(kernel_, call_.batch, in_length_);
+    panels_ = transposed_ ? make_transposed_panels(ops_, call_.batch, in_length_)
+                          : make_panels(kernel_, call_.batch, in_length_);
     const double cut_ns = transposed_ ? kNsPerColumnCut * static_cast<double>(view_.rows) : 0;
     const int threads = choose_threads(view_.nonzeros, call_.batch, cut_ns, call_.threads);
     parts_ = choose_parts(threads, panels_.count, (out_length_ + kRowGroup - 1) / kRowGroup,
@@ -65,7 +69,7 @@ class Multiply {
 
   int64_t cut(int64_t part) const {
     if (part == 0) return 0;
-    if (!transposed_) return call_.packed->format->row_cut(view_, part, parts_);
+    if (!transposed_) return packed_.format->row_cut(view_, part, parts_);
     const int64_t groups = (out_length_ + kRowGroup - 1) / kRowGroup;
     const int64_t column = groups * part / parts_ * kRowGroup;
     return column < out_length_ ? column : out_length_;
@@ -84,78 +88,97 @@ class Multiply {
     const int64_t first = panels_.first_row(panel), rows = panels_.rows(panel);
     const int width = panels_.width(panel);
     prepare_input(panel, first, rows);
-    if (width == 0)
-      multiply_one(first, begin, end);
+    if (transposed_)
+      multiply_transposed(width, first, rows, begin, end);
+    else if (width == 0)
+      kernel_.multiply_few(view_, input.data, rows, call_.bias, out_row(first), call_.y_stride,
+                           begin, end);
     else
-      multiply_panel(width, first, rows, begin, end);
-    if (input.bad == nullptr) return;
-    const Format& format = *call_.packed->format;
-    restore_dropped_nans(view_, transposed_ ? format.missing_in_cols : format.missing_in_rows,
-                         input.bad, out_row(first), call_.y_stride, begin, end);
-  }
-
-  // Null if all is finite. A panel has at most 64 rows: kMaxVectors of 16 lanes.
-  const uint64_t* find_nonfinite(int64_t first, int64_t rows) const {
-    uint64_t* bad = nullptr;
-    for (int row = 0; row < rows; ++row) {
-      if (kernel_.all_finite(in_row(first + row), in_length_)) continue;
-      if (bad == nullptr) {
-        bad = static_cast<uint64_t*>(input.bad_buffer.reserve(in_length_ * sizeof *bad));
-        std::fill(bad, bad + in_length_, 0);
-      }
-      mark_nonfinite(view_.value, in_row(first + row), in_length_, row, bad);
+      kernel_.multiply(view_, input.data, rows, width, call_.bias, out_row(first), call_.y_stride,
+                       begin, end, output.reserve(kernel_.scratch_bytes(view_, width)));
+    if (input.bad_count == 0) return;
+    NonfiniteRows bad;
+    bad.count = input.bad_count;
+    for (int i = 0; i < bad.count; ++i) {
+      bad.x[i] = in_row(first + input.bad_rows[i]);
+      bad.y[i] = out_row(first + input.bad_rows[i]);
     }
-    return bad;
+    if (transposed_)
+      restore_dropped_nans(packed_, ops_, bad, begin, end);
+    else
+      multiply_nonfinite(packed_, ops_, bad, call_.bias, begin, end);
   }
 
   void prepare_input(int64_t panel, int64_t first, int64_t rows) {
     if (input.call == id_ && input.panel == panel) return;
     input.call = 0;
-    input.bad = find_nonfinite(first, rows);
-    const int width = panels_.width(panel);
-    if (width > 0) {
-      void* data = input.buffer.reserve(in_length_ * lane_bytes(width));
-      kernel_.pack(in_row(first), call_.x_stride, rows, in_length_, width, data);
-      input.data = data;
-    } else if (computes_in_stored_type()) {
-      input.data = in_row(first);
-    } else {
-      void* data = input.buffer.reserve(in_length_ * kernel_.compute_bytes);
-      kernel_.widen(in_row(first), in_length_, data);
-      input.data = data;
-    }
+    input.bad_count = 0;
+    for (int64_t row = 0; row < rows; ++row)
+      if (!ops_.all_finite(in_row(first + row), in_length_))
+        input.bad_rows[input.bad_count++] = static_cast<uint8_t>(row);
+    input.data = prepared(panels_.width(panel), first, rows);
     input.call = id_;
     input.panel = panel;
   }
 
-  bool computes_in_stored_type() const { return kernel_.compute_bytes == value_bytes_; }
+  const void* prepared(int width, int64_t first, int64_t rows) {
+    const void* x = in_row(first);
+    if (width > 0) {
+      void* data = input.buffer.reserve(in_length_ * lane_bytes(width));
+      ops_.pack(x, call_.x_stride, rows, in_length_, width, data);
+      return data;
+    }
+    const int64_t bytes =
+        transposed_ ? widened_bytes(in_length_) : kernel_.few_bytes(rows, in_length_);
+    if (bytes == 0) return x;
+    void* data = input.buffer.reserve(bytes);
+    if (transposed_)
+      ops_.widen(x, in_length_, data);
+    else
+      kernel_.prepare_few(x, call_.x_stride, rows, in_length_, data);
+    return data;
+  }
+
+  // Of a row in the computing type; 0 if that is the stored one.
+  int64_t widened_bytes(int64_t length) const {
+    return ops_.compute_bytes == value_bytes_ ? 0 : length * ops_.compute_bytes;
+  }
   int64_t lane_bytes(int width) const {
-    return width * kernel_.vector_lanes * kernel_.compute_bytes;
+    return (width == 0 ? 1 : width * ops_.lanes) * ops_.compute_bytes;
   }
 
-  void multiply_one(int64_t row, int64_t begin, int64_t end) {
-    if (!transposed_)
-      return kernel_.multiply_one(view_, input.data, call_.bias, out_row(row), begin, end);
-    uint8_t* y = out_row(row) + begin * value_bytes_;
-    if (computes_in_stored_type())
-      return kernel_.multiply_transposed_one(view_, input.data, y, begin, end);
-    void* out = output.reserve((end - begin) * kernel_.compute_bytes);
-    kernel_.multiply_transposed_one(view_, input.data, out, begin, end);
-    kernel_.narrow(out, end - begin, y);
-  }
-
-  void multiply_panel(int width, int64_t first, int64_t rows, int64_t begin, int64_t end) {
-    if (!transposed_)
-      return kernel_.multiply(view_, input.data, rows, width, call_.bias, out_row(first),
-                              call_.y_stride, begin, end);
-    void* out = output.reserve((end - begin) * lane_bytes(width));
-    kernel_.multiply_transposed(view_, input.data, width, out, begin, end);
-    kernel_.unpack(out, rows, end - begin, width, out_row(first) + begin * value_bytes_,
-                   call_.y_stride);
+  void multiply_transposed(int width, int64_t first, int64_t rows, int64_t begin, int64_t end) {
+    const int64_t bytes = (end - begin) * lane_bytes(width);
+    uint8_t* y = out_row(first) + begin * value_bytes_;
+    const bool in_place = width == 0 && widened_bytes(1) == 0;
+    void* out = in_place ? y : output.reserve(bytes);
+    std::memset(out, 0, bytes);
+    const auto scatter = [&](const PackedView& csr, int64_t first_row) {
+      const uint8_t* in = static_cast<const uint8_t*>(input.data) + first_row * lane_bytes(width);
+      if (width == 0)
+        ops_.scatter_one(csr, in, out, begin, end);
+      else
+        ops_.scatter(csr, in, width, out, begin, end);
+    };
+    if (packed_.format->id == FormatId::kCsr) {
+      scatter(view_, 0);
+    } else {
+      thread_local Entries entries;
+      for (int64_t row = 0; row < view_.rows; row = entries.first_row + entries.rows) {
+        decode_unit(packed_, row, entries);
+        scatter(entries.csr(view_), entries.first_row);
+      }
+    }
+    if (width > 0)
+      ops_.unpack(out, rows, end - begin, width, y, call_.y_stride);
+    else if (!in_place)
+      ops_.narrow(out, end - begin, y);
   }
 
   const Kernel& kernel_;
+  const VectorOps& ops_;
   const LinearCall& call_;
+  const Packed& packed_;
   const PackedView& view_;
   const bool transposed_;
   const int64_t in_length_;

@@ -4,7 +4,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cstring>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "error.h"
@@ -64,6 +66,39 @@ py::list kernels() {
     }
   }
   return list;
+}
+
+// A header crosses into Python as its 64 bytes, which only these functions read.
+Header to_header(const py::bytes& bytes) {
+  const std::string_view view = bytes;
+  Header header;
+  if (view.size() != sizeof header)
+    fail("header: expected %zu bytes, got %zu", sizeof header, view.size());
+  std::memcpy(&header, view.data(), sizeof header);
+  if (find_format(header.format) == nullptr || !known_value(header.value))
+    fail("header: expected one that describe() returned, got another");
+  return header;
+}
+
+py::bytes describe_weight(uintptr_t data, int64_t rows, int64_t cols, int64_t row_stride,
+                          int64_t col_stride, const std::string& value, const std::string& format,
+                          uint32_t flags) {
+  const DenseView dense = dense_view(data, rows, cols, row_stride, col_stride, value);
+  Header header;
+  {
+    const py::gil_scoped_release no_gil;
+    header = describe(dense, format_from_name(format.c_str()), flags);
+  }
+  return py::bytes(reinterpret_cast<const char*>(&header), sizeof header);
+}
+
+void pack_weight(uintptr_t data, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride,
+                 const std::string& value, const py::bytes& header, uintptr_t out,
+                 int64_t out_bytes) {
+  const DenseView dense = dense_view(data, rows, cols, row_stride, col_stride, value);
+  const Header described = to_header(header);
+  const py::gil_scoped_release no_gil;
+  pack(dense, described, mutable_pointer(out), out_bytes);
 }
 
 py::dict header(uintptr_t blob, int64_t bytes) {
@@ -146,28 +181,24 @@ PYBIND11_MODULE(_C, m) {
       arg("ptr"), arg("rows"), arg("cols"), arg("row_stride"), arg("col_stride"), arg("value"),
       no_gil);
   m.def(
-      "packed_bytes",
+      "expected_bytes",
       [](const std::string& format, int64_t rows, int64_t cols, int64_t nnz,
          const std::string& value) {
-        return packed_bytes(format_from_name(format.c_str()), rows, cols, nnz,
-                            value_from_name(value.c_str()));
+        return expected_bytes(format_from_name(format.c_str()), rows, cols, nnz,
+                              value_from_name(value.c_str()));
       },
       arg("format"), arg("rows"), arg("cols"), arg("nnz"), arg("value"));
+  m.def("describe", &describe_weight, arg("ptr"), arg("rows"), arg("cols"), arg("row_stride"),
+        arg("col_stride"), arg("value"), arg("format"), arg("flags"));
   m.def(
-      "pack",
-      [](uintptr_t data, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride,
-         const std::string& value, const std::string& format, uint32_t flags, uintptr_t out,
-         int64_t out_bytes) {
-        pack(dense_view(data, rows, cols, row_stride, col_stride, value),
-             format_from_name(format.c_str()), flags, mutable_pointer(out), out_bytes);
-      },
-      arg("ptr"), arg("rows"), arg("cols"), arg("row_stride"), arg("col_stride"), arg("value"),
-      arg("format"), arg("flags"), arg("out_ptr"), arg("out_bytes"), no_gil);
+      "packed_bytes", [](const py::bytes& header) { return packed_bytes(to_header(header)); },
+      arg("header"));
+  m.def("pack", &pack_weight, arg("ptr"), arg("rows"), arg("cols"), arg("row_stride"),
+        arg("col_stride"), arg("value"), arg("header"), arg("out_ptr"), arg("out_bytes"));
   m.def(
       "unpack",
       [](uintptr_t blob, int64_t bytes, uintptr_t out, int64_t row_stride, int64_t col_stride) {
-        const Packed packed = open_packed(pointer(blob), bytes);
-        packed.format->unpack(packed.view, mutable_pointer(out), row_stride, col_stride);
+        unpack(open_packed(pointer(blob), bytes), mutable_pointer(out), row_stride, col_stride);
       },
       arg("blob_ptr"), arg("blob_bytes"), arg("out_ptr"), arg("row_stride"), arg("col_stride"),
       no_gil);

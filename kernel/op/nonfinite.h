@@ -1,20 +1,29 @@
 #pragma once
 
-// The exact path for rows of x with Inf or NaN. A dropped zero is not multiplied, so the kernel's
-// sum misses the NaN of 0 * Inf; here the outputs that have one are overwritten.
+// Inf and NaN in x: 0 x Inf = NaN, also where the zero was not stored, and only there. Rows of x
+// that hold one are rare; what the kernels made of them is replaced here by the dense result, which
+// needs no more than the entries that meet something infinite.
 
 #include "format/format.h"
+#include "isa/kernel.h"
 
 namespace fxsparse {
 
-// bad[k] |= 1 << bit where the k-th of the `length` values of a row of x is not finite.
-void mark_nonfinite(ValueType value, const void* x, int64_t length, int bit, uint64_t* bad);
+// Rows of x (or of the output gradient) with Inf or NaN, all of the weight's type, and where their
+// results are.
+struct NonfiniteRows {
+  int count = 0;
+  const void* x[kMaxPanelRows];
+  void* y[kMaxPanelRows];
+};
 
-// y: up to 64 rows, `y_stride` values apart, of which the outputs [begin, end) are computed. bad:
-// of the same rows of x. `missing` is Format::missing_in_rows or, for the transposed product,
-// missing_in_cols.
-using Missing = void (*)(const PackedView&, const uint64_t*, int64_t, int64_t, uint64_t*);
-void restore_dropped_nans(const PackedView& view, Missing missing, const uint64_t* bad, void* y,
-                          int64_t y_stride, int64_t begin, int64_t end);
+// Sets y[n] for n in [begin, end), all of them. `bias` may be null.
+void multiply_nonfinite(const Packed& packed, const VectorOps& ops, const NonfiniteRows& rows,
+                        const void* bias, int64_t begin, int64_t end);
+
+// The same for the transposed product, whose kernels meet stored entries only: NaN in the columns
+// [begin, end) of y that have a dropped zero where x is not finite.
+void restore_dropped_nans(const Packed& packed, const VectorOps& ops, const NonfiniteRows& rows,
+                          int64_t begin, int64_t end);
 
 }  // namespace fxsparse

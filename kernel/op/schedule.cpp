@@ -17,22 +17,38 @@ constexpr double kNsForTwo = 15e3;
 // And each further thread should have this much to do.
 constexpr double kNsPerThread = 7.5e3;
 
+Panels cut_batch(const VectorOps& ops, int64_t batch, int64_t length, int64_t panel_bytes,
+                 int most_vectors, int most_few, int leftover_few) {
+  const int64_t lanes = ops.lanes;
+  const int64_t vector_bytes = length * lanes * ops.compute_bytes;
+  const int64_t most =
+      std::clamp<int64_t>(panel_bytes / std::max<int64_t>(vector_bytes, 1), 1, most_vectors);
+  const int64_t left = batch % lanes;
+  const bool apart =
+      batch <= most_few || (left > 0 && left <= leftover_few && batch / lanes % most == 0);
+  Panels panels;
+  panels.batch = batch;
+  panels.lanes = ops.lanes;
+  panels.vectors = batch <= most_few ? 0 : apart ? batch / lanes : (batch + lanes - 1) / lanes;
+  panels.wide = (panels.vectors + most - 1) / most;
+  panels.count = panels.wide + apart;
+  return panels;
+}
+
+// The transposed product keeps a panel of the gradient and one of its sums near; it has no
+// accumulators, so wider panels than this bring nothing.
+constexpr int64_t kTransposedPanelBytes = 256 << 10;
+constexpr int kTransposedVectors = 4;
+
 }  // namespace
 
 Panels make_panels(const Kernel& kernel, int64_t batch, int64_t length) {
-  const int64_t lanes = kernel.vector_lanes;
-  const int64_t vector_bytes = length * lanes * kernel.compute_bytes;
-  const int64_t most =
-      std::clamp<int64_t>(kernel.panel_bytes / std::max<int64_t>(vector_bytes, 1), 1, kMaxVectors);
-  // A row left over goes alone if a panel would be opened for it.
-  const bool alone = batch % lanes == 1 && batch / lanes % most == 0;
-  Panels panels;
-  panels.batch = batch;
-  panels.vector_lanes = kernel.vector_lanes;
-  panels.vectors = alone ? batch / lanes : (batch + lanes - 1) / lanes;
-  panels.wide = (panels.vectors + most - 1) / most;
-  panels.count = panels.wide + alone;
-  return panels;
+  return cut_batch(*kernel.ops, batch, length, kernel.panel_bytes, kernel.most_vectors,
+                   kernel.most_few, kernel.leftover_few);
+}
+
+Panels make_transposed_panels(const VectorOps& ops, int64_t batch, int64_t length) {
+  return cut_batch(ops, batch, length, kTransposedPanelBytes, kTransposedVectors, 1, 1);
 }
 
 int choose_threads(int64_t nonzeros, int64_t batch, double cut_ns, int most) {

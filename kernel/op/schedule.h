@@ -9,20 +9,19 @@
 namespace fxsparse {
 
 // Batch rows are multiplied a panel at a time. Panels are as even as whole vectors allow, so that
-// no batch size ends with a nearly empty one. A single row is multiplied as it is: it costs half of
-// a vector's panel (17 rows at 4096 x 4096: 2.1 ms instead of 2.6). All of this depends on the
-// batch and the weight alone.
+// no batch size ends with a nearly empty one. A few rows, alone or left over by whole vectors, are
+// not made into a panel. All of this depends on the batch and the weight alone.
 struct Panels {
   int64_t batch;
-  int vector_lanes;
+  int lanes;
   int64_t vectors;  // in panels
   int64_t wide;     // panels of at least a vector
-  int64_t count;    // of panels, a single row after the others included
+  int64_t count;    // with the few rows after them, if any
 
   int64_t first_row(int64_t panel) const {
-    return panel < wide ? first_vector(panel) * vector_lanes : batch - (count - panel);
+    return panel < wide ? first_vector(panel) * lanes : vectors * lanes;
   }
-  // In vectors; 0 for a single row that is not transposed.
+  // In vectors; 0 for few rows that are not transposed.
   int width(int64_t panel) const {
     return panel < wide ? static_cast<int>(first_vector(panel + 1) - first_vector(panel)) : 0;
   }
@@ -38,8 +37,11 @@ struct Panels {
   }
 };
 
-// `length` is the number of rows of a panel (K; N when transposed).
+// `length` is the number of rows of a panel: K.
 Panels make_panels(const Kernel& kernel, int64_t batch, int64_t length);
+
+// Of the output gradient; `length` is N.
+Panels make_transposed_panels(const VectorOps& ops, int64_t batch, int64_t length);
 
 // Threads worth using for nonzeros x batch, at most `most` (0: the pool's size), where a second one
 // costs `cut_ns` nanoseconds more than waking it.

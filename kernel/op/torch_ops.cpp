@@ -290,7 +290,7 @@ void boxed_unpack(StableIValue* stack, uint64_t, uint64_t) {
   const int32_t dtype = to<int32_t>(stack[3]);
   const Packed opened = open_checked(packed, sizes[0], sizes[1], dtype);
   Tensor dense = Tensor::empty(2, sizes, dtype);
-  opened.format->unpack(opened.view, dense.data(), sizes[1], 1);
+  unpack(opened, dense.data(), sizes[1], 1);
   stack[0] = dense.release();
 }
 

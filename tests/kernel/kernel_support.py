@@ -31,13 +31,15 @@ def dense_arguments(weight: torch.Tensor) -> tuple:
     return (weight.data_ptr(), *weight.shape, *weight.stride(), NAMES[weight.dtype])
 
 
+def describe(weight: torch.Tensor, format: str = "csr", flags: int = 0) -> bytes:
+    return _C.describe(*dense_arguments(weight), format, flags)
+
+
 def pack(weight: torch.Tensor, format: str = "csr", flags: int = 0) -> torch.Tensor:
-    view = dense_arguments(weight)
-    nonzeros = _C.count_nonzeros(*view)
-    size = _C.packed_bytes(format, *weight.shape, nonzeros, NAMES[weight.dtype])
+    header = describe(weight, format, flags)
     # Anything that pack leaves unwritten must show.
-    packed = torch.full((size,), 0xA5, dtype=torch.uint8)
-    _C.pack(*view, format, flags, packed.data_ptr(), size)
+    packed = torch.full((_C.packed_bytes(header),), 0xA5, dtype=torch.uint8)
+    _C.pack(*dense_arguments(weight), header, packed.data_ptr(), packed.numel())
     return packed
 
 

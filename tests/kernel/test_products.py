@@ -104,7 +104,7 @@ def test_backward(kernel, relation):
 def test_all_zero_rows_give_exactly_the_bias(kernel):
     dtype = DTYPES[kernel["value"]]
     bias = torch.randn(40).to(dtype)
-    packed = pack(torch.zeros(40, 30, dtype=dtype))
+    packed = pack(torch.zeros(40, 30, dtype=dtype), kernel["format"])
     for batch in (1, 9):
         x = torch.randn(batch, 30).to(dtype)
         assert torch.equal(forward(kernel["isa"], packed, x, bias), bias.expand(batch, 40))
@@ -118,7 +118,7 @@ def test_rows_of_x_may_be_strided(kernel):
     wide = torch.full((13, 100), float("nan")).to(dtype)
     x = wide[:, 10:80]
     x.copy_(torch.randn(13, 70))
-    packed = pack(weight)
+    packed = pack(weight, kernel["format"])
     for rows in (x, x[:1], x[::3]):
         check_product(forward(kernel["isa"], packed, rows), rows, weight)
 
@@ -128,7 +128,7 @@ def test_any_number_of_threads_gives_the_same_bits(kernel, num_threads):
     num_threads(8)
     dtype = DTYPES[kernel["value"]]
     weight = torch.cat([skewed(200, 900), scattered(203, 900, 0.6)]).to(dtype)
-    packed = pack(weight)
+    packed = pack(weight, kernel["format"])
     for batch in (1, 7, 70):
         x, grad = torch.randn(batch, 900).to(dtype), torch.randn(batch, 403).to(dtype)
         y, grad_x = forward(kernel["isa"], packed, x), backward(kernel["isa"], packed, grad)
@@ -144,7 +144,7 @@ def test_the_result_of_a_batch_does_not_depend_on_where_the_blob_lies(kernel):
     """A mapped file may put it at any address."""
     dtype = DTYPES[kernel["value"]]
     weight, x = scattered(40, 70).to(dtype), torch.randn(9, 70).to(dtype)
-    packed = pack(weight)
+    packed = pack(weight, kernel["format"])
     moved = torch.empty(packed.numel() + 1, dtype=torch.uint8)[1:]
     moved.copy_(packed)
     for rows in (x, x[:1]):

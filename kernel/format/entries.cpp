@@ -1,0 +1,71 @@
+#include "format/entries.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "format/dense.h"
+#include "format/format.h"
+#include "pool/pool.h"
+
+namespace fxsparse {
+namespace {
+
+template <class Bits>
+void write_rows(const Entries& entries, int64_t cols, Bits* out, int64_t row_stride,
+                int64_t col_stride) {
+  // Zeros go along the contiguous direction: whole rows, or all columns of these rows.
+  if (col_stride <= row_stride) {
+    for (int64_t row = 0; row < entries.rows; ++row)
+      for (int64_t k = 0; k < cols; ++k) out[row * row_stride + k * col_stride] = 0;
+  } else {
+    for (int64_t k = 0; k < cols; ++k)
+      for (int64_t row = 0; row < entries.rows; ++row) out[row * row_stride + k * col_stride] = 0;
+  }
+  const Bits* values = reinterpret_cast<const Bits*>(entries.values.data());
+  for (int64_t row = 0; row < entries.rows; ++row)
+    for (int64_t i = entries.offsets[row]; i < entries.offsets[row + 1]; ++i)
+      out[row * row_stride + entries.columns[i] * col_stride] = values[i];
+}
+
+}  // namespace
+
+PackedView Entries::csr(const PackedView& whole) const {
+  PackedView view{};
+  view.rows = rows;
+  view.cols = whole.cols;
+  view.nonzeros = offsets[rows];
+  view.value = whole.value;
+  view.index_width = Width::k32;
+  view.offset_width = Width::k64;
+  view.section[0] = reinterpret_cast<const uint8_t*>(offsets.data());
+  view.section[1] = reinterpret_cast<const uint8_t*>(columns.data());
+  view.section[2] = values.data();
+  return view;
+}
+
+void decode_unit(const Packed& packed, int64_t row, Entries& out) {
+  const int64_t unit = packed.format->unit_rows(packed.view);
+  packed.format->decode(packed.view, row / unit * unit, out);
+}
+
+void unpack(const Packed& packed, void* out, int64_t row_stride, int64_t col_stride) {
+  const PackedView& view = packed.view;
+  const int64_t unit = packed.format->unit_rows(view);
+  const int64_t units = (view.rows + unit - 1) / unit;
+  const int threads = threads_for_bytes(view.rows * view.cols * value_bytes(view.value));
+  const int64_t chunks = std::min<int64_t>(units, threads == 1 ? 1 : threads * 4);
+  if (chunks == 0) return;
+  parallel_for(threads, static_cast<int>(chunks), [&](int chunk) {
+    Entries entries;
+    for (int64_t u = units * chunk / chunks; u < units * (chunk + 1) / chunks; ++u) {
+      packed.format->decode(view, u * unit, entries);
+      with_bits(view.value, [&](auto type) {
+        using Bits = decltype(type);
+        write_rows(entries, view.cols, static_cast<Bits*>(out) + u * unit * row_stride, row_stride,
+                   col_stride);
+      });
+    }
+  });
+}
+
+}  // namespace fxsparse

@@ -1,0 +1,40 @@
+// Reading a weight in CSR. Included like csr_kernel.h.
+#pragma once
+
+#include "isa/panel_kernel.h"
+
+namespace fxsparse {
+namespace FXSPARSE_ISA_NAMESPACE {
+
+template <class S, class Index>
+struct Csr {
+  const uint8_t* offsets;
+  const Index* indices;
+  const S* values;
+  bool wide;
+
+  explicit Csr(const PackedView& w)
+      : offsets(w.section[0]),
+        indices(reinterpret_cast<const Index*>(w.section[1])),
+        values(reinterpret_cast<const S*>(w.section[2])),
+        wide(w.offset_width == Width::k64) {}
+
+  int64_t offset(int64_t row) const {
+    if (wide) return static_cast<int64_t>(read(reinterpret_cast<const uint64_t*>(offsets) + row));
+    return read(reinterpret_cast<const uint32_t*>(offsets) + row);
+  }
+};
+
+// Picks the instantiation for the blob's index width.
+#define FXSPARSE_BY_INDEX(function, w, ...)           \
+  switch ((w).index_width) {                          \
+    case Width::k8:                                   \
+      return function<S, uint8_t>((w), __VA_ARGS__);  \
+    case Width::k16:                                  \
+      return function<S, uint16_t>((w), __VA_ARGS__); \
+    default:                                          \
+      return function<S, uint32_t>((w), __VA_ARGS__); \
+  }
+
+}  // namespace FXSPARSE_ISA_NAMESPACE
+}  // namespace fxsparse
