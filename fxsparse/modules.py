@@ -8,7 +8,8 @@ import torch
 
 from . import ops
 from .options import check_threads, check_unsupported
-from .packing import SUFFIX, header, is_packed, pack
+from .cost import choose
+from .packing import SUFFIX, count_nonzeros, header, is_packed, pack, unreadable
 from .state import guard_packed, release_packed
 from .weight_view import WeightView
 
@@ -71,7 +72,17 @@ class SparseLinear(torch.nn.Linear):
             )
         check_unsupported(values, batch_hint, prefer)
         check_threads(threads)
-        result = cls(pack(linear.weight, format="csr"), linear.bias, threads)
+        weight = linear.weight
+        if (reason := unreadable(weight)) is not None:
+            raise ValueError(f"expected a weight that can be packed: {reason}")
+        choice = choose(
+            (linear.out_features, linear.in_features),
+            count_nonzeros(weight),
+            weight.dtype,
+            batch_hint=batch_hint,
+            prefer=prefer,
+        )
+        result = cls(pack(weight, format=choice.format), linear.bias, threads)
         return result.train(linear.training)
 
     @staticmethod

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from fxsparse._native import _C
+from fxsparse.cost import (
+    SPEED_MATTERS,
+    Choice,
+    break_even_sparsity,
+    choose,
+    slowest_batch,
+    smallest_sparsity,
+)
 from fxsparse.memory import tensor_bytes
 from fxsparse.options import Options, matches
 from fxsparse.packing import count_nonzeros, describe, packed_bytes, unreadable
 
-from .limits import FORMAT, SPEED_MATTERS, break_even_sparsity, smallest_sparsity
 from .record import Decision, Weight
 
 
@@ -21,19 +27,26 @@ def decide(weight: Weight, options: Options) -> Decision:
     paths = [weight.path, *weight.aliases]
     dense_bytes = tensor_bytes(tensor)
     reason = _excluded(paths, options) or unreadable(tensor) or weight.blocked or _unread(weight)
-    stored, header = dense_bytes, None
+    stored, header, format = dense_bytes, None, ""
     shape = tuple(tensor.shape)
     if reason is None:
-        logical = shape[::-1] if weight.transposed else shape
-        header = describe(
-            tensor,
-            FORMAT,
-            transposed=weight.transposed,
-            is_buffer=not isinstance(tensor, torch.nn.Parameter),
+        rows, cols = shape[::-1] if weight.transposed else shape
+        choice = choose(
+            (rows, cols), nnz, tensor.dtype, batch_hint=options.batch_hint, prefer=options.prefer
         )
-        packed = packed_bytes(header)
-        reason = _too_dense(tensor, sparsity, packed, dense_bytes, logical, options)
-        stored = packed if reason is None else dense_bytes
+        reason = _too_dense(tensor, (rows, cols), nnz, choice, options)
+        if reason is None:
+            header = describe(
+                tensor,
+                choice.format,
+                transposed=weight.transposed,
+                is_buffer=not isinstance(tensor, torch.nn.Parameter),
+            )
+            packed = packed_bytes(header)
+            if packed < dense_bytes:
+                stored, format = packed, choice.format
+            else:
+                reason, header = _would_not_shrink(packed, dense_bytes), None
     sparse = reason is None
     return Decision(
         sparse=sparse,
@@ -45,8 +58,8 @@ def decide(weight: Weight, options: Options) -> Decision:
         candidate=sparsity >= options.threshold,
         dense_bytes=dense_bytes,
         stored_bytes=stored,
-        format=FORMAT if sparse else "",
-        header=header if sparse else None,
+        format=format,
+        header=header,
         threads=options.threads_for(paths)[0] if sparse else None,
     )
 
@@ -65,30 +78,39 @@ def _unread(weight: Weight) -> str | None:
 
 
 def _too_dense(
-    tensor: torch.Tensor,
-    sparsity: float,
-    packed: int,
-    dense: int,
-    shape: tuple[int, ...],
-    options: Options,
+    tensor: torch.Tensor, shape: tuple[int, int], nnz: int, choice: Choice, options: Options
 ) -> str | None:
+    """Why a weight stays dense that could be packed; None if it is packed."""
+    sparsity = 1 - nnz / tensor.numel() if tensor.numel() else 0.0
     if sparsity < options.threshold:
-        smaller = smallest_sparsity((shape[0], shape[1]), tensor.dtype)
+        smaller = smallest_sparsity(shape, tensor.dtype)
         return (
             f"sparsity {_percent(sparsity)} is below the threshold of {_percent(options.threshold)} "
             f"(packed it is smaller from {_percent(smaller)} on)"
         )
     if tensor.numel() < options.min_elements:
         return f"{tensor.numel()} elements are fewer than min_elements={options.min_elements}"
-    if packed >= dense:
-        return f"packed it would not be smaller: {packed} bytes against {dense}"
-    even = break_even_sparsity(options.batch_hint, _C.isa())
-    if options.prefer == "latency" and (sparsity < even or tensor.numel() < SPEED_MATTERS):
-        rows = f"{options.batch_hint} rows" if options.batch_hint else "every batch size"
-        if tensor.numel() < SPEED_MATTERS:
-            return f"prefer='latency': with {tensor.numel()} elements the call costs more than the multiply"
-        return f"prefer='latency': expected to be faster than dense for {rows} from {_percent(even)} zeros on"
-    return None
+    dense = tensor_bytes(tensor)
+    if choice.bytes >= dense:
+        return _would_not_shrink(choice.bytes, dense)
+    if options.prefer != "latency":
+        return None
+    if tensor.numel() < SPEED_MATTERS:
+        return f"prefer='latency': with {tensor.numel()} elements the call costs more than the multiply"
+    batch, gain = options.batch_hint, choice.speedup
+    if batch is None:
+        batch, gain = slowest_batch(shape, nnz, choice.format)
+    if gain >= 1:
+        return None
+    even = break_even_sparsity(shape, batch)
+    return (
+        f"prefer='latency': for {batch} rows {gain:.2g} times the speed of dense is expected "
+        f"({choice.format}); faster than dense from {_percent(even)} zeros on"
+    )
+
+
+def _would_not_shrink(packed: int, dense: int) -> str:
+    return f"packed it would not be smaller: {packed} bytes against {dense}"
 
 
 def _count(tensor: torch.Tensor) -> tuple[int, float]:

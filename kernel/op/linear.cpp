@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "op/cost.h"
 #include "op/nonfinite.h"
 #include "op/schedule.h"
 #include "op/scratch.h"
@@ -48,7 +49,7 @@ class Multiply {
     panels_ = transposed_ ? make_transposed_panels(ops_, call_.batch, in_length_)
                           : make_panels(kernel_, call_.batch, in_length_);
     const double cut_ns = transposed_ ? kNsPerColumnCut * static_cast<double>(view_.rows) : 0;
-    const int threads = choose_threads(view_.nonzeros, call_.batch, cut_ns, call_.threads);
+    const int threads = choose_threads(expected_ns(transposed_), cut_ns, call_.threads);
     parts_ = choose_parts(threads, panels_.count, (out_length_ + kRowGroup - 1) / kRowGroup,
                           transposed_ ? kChunksPerThreadTransposed : kChunksPerThread);
     if (transposed_)
@@ -66,6 +67,13 @@ class Multiply {
 
  private:
   static constexpr int kMostChunks = 1 << 15;
+
+  double expected_ns(bool transposed) const {
+    // Every format is decoded to CSR for the transposed product.
+    const FormatId format = transposed ? FormatId::kCsr : packed_.header.format;
+    return fxsparse::expected_ns(call_.isa, format, view_.rows, view_.cols, view_.nonzeros,
+                                 call_.batch);
+  }
 
   int64_t cut(int64_t part) const {
     if (part == 0) return 0;

@@ -15,6 +15,7 @@ struct LinearCall {
   const void* bias;  // rows() values or null; not used when transposed
   void* y;           // batch rows of rows() values (transposed: cols())
   int64_t y_stride;
+  Isa isa;      // of the kernel
   int threads;  // at most; 0: as many as the work is worth
 };
 

@@ -4,14 +4,18 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "error.h"
 #include "format/format.h"
 #include "isa/dispatch.h"
+#include "op/cost.h"
 #include "op/linear.h"
 #include "pool/cpus.h"
 #include "pool/pool.h"
@@ -48,6 +52,16 @@ std::vector<std::string> isas() {
     bool listed = false;
     for (const std::string& name : names) listed |= name == line.isa_name;
     if (isa_usable(line.isa) && !listed) names.push_back(line.isa_name);
+  }
+  return names;
+}
+
+// Of the kernels, in the order of the table.
+std::vector<std::string> formats() {
+  std::vector<std::string> names;
+  for (int i = 0; i < kKernelLines; ++i) {
+    const std::string name = kernel_lines()[i].format_name;
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
   }
   return names;
 }
@@ -101,6 +115,36 @@ void pack_weight(uintptr_t data, int64_t rows, int64_t cols, int64_t row_stride,
   pack(dense, described, mutable_pointer(out), out_bytes);
 }
 
+FormatId format_id(const std::string& name) {
+  return name == "dense" ? FormatId{0} : format_from_name(name.c_str()).id;
+}
+
+// (isa, format or "dense", elements, batch, picoseconds by density)
+using CostTuple =
+    std::tuple<std::string, std::string, int64_t, int64_t, std::array<double, kCostDensities>>;
+
+std::vector<CostTuple> cost_list() {
+  std::vector<CostTuple> list;
+  for (const CostLine& line : costs()) {
+    std::array<double, kCostDensities> ps;
+    std::copy(std::begin(line.picoseconds), std::end(line.picoseconds), ps.begin());
+    const Format* format = find_format(line.format);
+    list.emplace_back(isa_name(line.isa), format ? format->name : "dense", line.elements,
+                      line.batch, ps);
+  }
+  return list;
+}
+
+void set_cost_list(const std::vector<CostTuple>& list) {
+  std::vector<CostLine> lines;
+  for (const auto& [isa, format, elements, batch, ps] : list) {
+    CostLine line{isa_from_name(isa.c_str()), format_id(format), elements, batch, {}};
+    std::copy(ps.begin(), ps.end(), line.picoseconds);
+    lines.push_back(line);
+  }
+  set_costs(lines);
+}
+
 py::dict header(uintptr_t blob, int64_t bytes) {
   const Packed packed = open_packed(pointer(blob), bytes);
   py::dict fields;
@@ -116,8 +160,8 @@ py::dict header(uintptr_t blob, int64_t bytes) {
   return fields;
 }
 
-LinearCall make_call(const Packed& packed, uintptr_t x, int64_t x_stride, int64_t batch,
-                     uintptr_t y, int64_t y_stride, int threads) {
+LinearCall make_call(const std::string& isa, const Packed& packed, uintptr_t x, int64_t x_stride,
+                     int64_t batch, uintptr_t y, int64_t y_stride, int threads) {
   if (batch < 0 || threads < 0)
     fail("run_kernel: expected batch and threads of zero or more, got %lld and %d",
          static_cast<long long>(batch), threads);
@@ -128,6 +172,7 @@ LinearCall make_call(const Packed& packed, uintptr_t x, int64_t x_stride, int64_
   call.batch = batch;
   call.y = mutable_pointer(y);
   call.y_stride = y_stride;
+  call.isa = isa_from_name(isa.c_str());
   call.threads = threads;
   return call;
 }
@@ -142,7 +187,7 @@ void run_kernel(const std::string& isa, uintptr_t blob, int64_t bytes, uintptr_t
                 int64_t x_stride, int64_t batch, uintptr_t bias, uintptr_t y, int64_t y_stride,
                 int threads) {
   const Packed packed = open_packed(pointer(blob), bytes);
-  LinearCall call = make_call(packed, x, x_stride, batch, y, y_stride, threads);
+  LinearCall call = make_call(isa, packed, x, x_stride, batch, y, y_stride, threads);
   call.bias = pointer(bias);
   linear(forced_kernel(isa, packed), call);
 }
@@ -152,7 +197,7 @@ void run_kernel_transposed(const std::string& isa, uintptr_t blob, int64_t bytes
                            int threads) {
   const Packed packed = open_packed(pointer(blob), bytes);
   linear_transposed(forced_kernel(isa, packed),
-                    make_call(packed, grad, grad_stride, batch, out, out_stride, threads));
+                    make_call(isa, packed, grad, grad_stride, batch, out, out_stride, threads));
 }
 
 }  // namespace
@@ -171,6 +216,18 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_num_threads", &set_num_threads, arg("n"));
   m.def("get_num_threads", &get_num_threads);
   m.def("usable_cpus", &usable_cpus, arg("root") = "/");
+
+  m.def("formats", &formats);
+  m.attr("cost_densities") = std::vector<double>(std::begin(kCostDensity), std::end(kCostDensity));
+  m.def("costs", &cost_list);
+  m.def("set_costs", &set_cost_list, arg("lines"));
+  m.def(
+      "expected_ns",
+      [](const std::string& isa, const std::string& format, int64_t rows, int64_t cols, int64_t nnz,
+         int64_t batch) {
+        return expected_ns(isa_from_name(isa.c_str()), format_id(format), rows, cols, nnz, batch);
+      },
+      arg("isa"), arg("format"), arg("rows"), arg("cols"), arg("nnz"), arg("batch"));
 
   m.def(
       "count_nonzeros",

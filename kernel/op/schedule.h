@@ -43,9 +43,9 @@ Panels make_panels(const Kernel& kernel, int64_t batch, int64_t length);
 // Of the output gradient; `length` is N.
 Panels make_transposed_panels(const VectorOps& ops, int64_t batch, int64_t length);
 
-// Threads worth using for nonzeros x batch, at most `most` (0: the pool's size), where a second one
-// costs `cut_ns` nanoseconds more than waking it.
-int choose_threads(int64_t nonzeros, int64_t batch, double cut_ns, int most);
+// Threads worth using for work of `ns` nanoseconds, at most `most` (0: the pool's size), where a
+// second one costs `cut_ns` nanoseconds more than waking it.
+int choose_threads(double ns, double cut_ns, int most);
 
 // A few chunks a thread, so that a thread that lost its CPU for a while can be relieved. Columns
 // are dear to cut (every row is searched for each cut), so the transposed product makes as few as

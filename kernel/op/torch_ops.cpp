@@ -242,7 +242,8 @@ StableIValue multiply(Tensor x, Packed packed, int64_t in, int64_t out, int32_t 
   call.y = y.data();
   call.y_stride = out;
   call.threads = static_cast<int>(threads);
-  run(find_kernel(packed.header.format, chosen_isa(), packed.view.value), call);
+  call.isa = chosen_isa();
+  run(find_kernel(packed.header.format, call.isa, packed.view.value), call);
   return y.release();
 }
 

@@ -1,0 +1,159 @@
+"""Measure this machine for the choice of formats and threads.
+
+    python benchmarks/calibrate.py costs.inc
+    FXSPARSE_COSTS=costs.inc python my_program.py
+
+Times every format and the fastest dense multiply (``F.linear`` or oneDNN with a prepacked weight) over
+a grid of sizes, batches and densities: fp32, one thread, each cell the least of several rounds, for
+every instruction set this CPU has. Dense multiplies are held to the same instruction set, in a process
+of its own. Takes about three minutes an instruction set. The table that fxsparse uses where nothing
+else is named, ``kernel/op/costs.inc``, was made by this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+
+SHAPES = ((768, 768), (2048, 1024), (4096, 4096))
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+#: What holds MKL and oneDNN to an instruction set.
+CAPS = {
+    "avx512": {},
+    "avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+    "generic": {"ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},
+    "neon": {},
+}
+
+
+def least(calls: dict[object, Callable[[], object]], rounds: int) -> dict[object, float]:
+    """Least seconds of a call of each, in turns; what is short is repeated within a turn."""
+    best = dict.fromkeys(calls, float("inf"))
+    for _ in range(rounds):
+        for name, call in calls.items():
+            begin = time.perf_counter()
+            while True:
+                start = time.perf_counter()
+                call()
+                now = time.perf_counter()
+                best[name] = min(best[name], now - start)
+                if now - begin > 1.5e-3:
+                    break
+    return best
+
+
+def packed_weight(weight: torch.Tensor, format: str) -> torch.Tensor:
+    from fxsparse.packing import pack
+
+    return pack(weight, format=format)
+
+
+def measure(isa: str, rounds: int) -> list[str]:
+    """Lines of the table for one instruction set, in a process that has it."""
+    from fxsparse import _C
+
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    lines = []
+    for rows, cols in SHAPES:
+        weights = {}
+        for density in _C.cost_densities:
+            weight = torch.randn(rows, cols, generator=generator)
+            weight[torch.rand(rows, cols, generator=generator) >= density] = 0
+            weights[density] = weight
+        packed = {
+            (format, density): packed_weight(weight, format)
+            for format in _C.formats()
+            for density, weight in weights.items()
+        }
+        dense = torch.randn(rows, cols, generator=generator)
+        for batch in BATCHES:
+            x = torch.randn(batch, cols, generator=generator)
+            y = torch.empty(batch, rows)
+            calls: dict[object, Callable[[], object]] = {
+                key: lambda blob=blob: _C.run_kernel(
+                    isa,
+                    blob.data_ptr(),
+                    blob.numel(),
+                    x.data_ptr(),
+                    cols,
+                    batch,
+                    0,
+                    y.data_ptr(),
+                    rows,
+                    1,
+                )
+                for key, blob in packed.items()
+            }
+            calls["linear"] = lambda: torch.nn.functional.linear(x, dense)
+            try:
+                prepacked = torch.ops.mkldnn._reorder_linear_weight(dense, batch)
+                calls["prepacked"] = lambda: torch.ops.mkldnn._linear_pointwise(
+                    x, prepacked, None, "none", [], ""
+                )
+            except RuntimeError:
+                pass  # a torch without oneDNN
+            best = least(calls, rounds)
+            fastest = min(best["linear"], best.get("prepacked", float("inf")))
+            for format in ("dense", *_C.formats()):
+                times = [
+                    (fastest if format == "dense" else best[format, density]) * 1e12 / dense.numel()
+                    for density in _C.cost_densities
+                ]
+                cells = ", ".join(f"{picoseconds:.4g}" for picoseconds in times)
+                lines.append(f"FXSPARSE_COST({isa}, {format}, {dense.numel()}, {batch}, {cells})")
+            print(f"{isa} {rows}x{cols} batch {batch}", file=sys.stderr, flush=True)
+    return lines
+
+
+def cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next(line.split(":")[1].strip() for line in file if "model name" in line)
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("output", help="the file to write")
+    parser.add_argument("--isa", nargs="+", help="only these (default: all this CPU has)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        with torch.inference_mode(), open(args.output, "w") as file:
+            file.write("\n".join(measure(args.isa[0], args.rounds)) + "\n")
+        return
+
+    from fxsparse import _C
+
+    parts = []
+    for isa in args.isa or _C.isas():
+        part = f"{args.output}.{isa}"
+        command = [sys.executable, __file__, part, "--worker", "--isa", isa]
+        environment = {**os.environ, **CAPS[isa]}
+        subprocess.run([*command, "--rounds", str(args.rounds)], check=True, env=environment)
+        with open(part) as file:
+            parts.append(file.read())
+        os.remove(part)
+    with open(args.output, "w") as file:
+        file.write(
+            f"// Measured by benchmarks/calibrate.py on {datetime.date.today()}: {cpu_name()},\n"
+            f"// torch {torch.__version__}. Picoseconds for each element of the dense weight, fp32, one\n"
+            "// thread: instruction set, format, elements, batch, then the densities of kCostDensity.\n"
+            + "".join(parts)
+        )
+
+
+if __name__ == "__main__":
+    main()
