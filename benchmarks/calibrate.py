@@ -51,67 +51,53 @@ def least(calls: dict[object, Callable[[], object]], rounds: int) -> dict[object
     return best
 
 
-def packed_weight(weight: torch.Tensor, format: str) -> torch.Tensor:
-    from fxsparse.packing import pack
+def time_batch(
+    isa: str, dense: torch.Tensor, packed: dict[object, torch.Tensor], batch: int, rounds: int
+) -> dict[object, float]:
+    """Seconds of one multiply by the dense weight ("dense") and by each packed one of its shape."""
+    from fxsparse import _C
 
-    return pack(weight, format=format)
+    rows, cols = dense.shape
+    x, y = torch.randn(batch, cols), torch.empty(batch, rows)
+
+    def sparse(blob: torch.Tensor) -> Callable[[], object]:
+        where = (blob.data_ptr(), blob.numel(), x.data_ptr(), cols, batch, 0, y.data_ptr(), rows, 1)
+        return lambda: _C.run_kernel(isa, *where)
+
+    calls = {key: sparse(blob) for key, blob in packed.items()}
+    calls["linear"] = lambda: torch.nn.functional.linear(x, dense)
+    if torch.backends.mkldnn.is_available():
+        prepacked = torch.ops.mkldnn._reorder_linear_weight(dense, batch)
+        calls["prepacked"] = lambda: torch.ops.mkldnn._linear_pointwise(
+            x, prepacked, None, "none", [], ""
+        )
+    best = least(calls, rounds)
+    best["dense"] = min(best["linear"], best.get("prepacked", float("inf")))
+    return best
 
 
 def measure(isa: str, rounds: int) -> list[str]:
-    """Lines of the table for one instruction set, in a process that has it."""
+    """Lines of the table for one instruction set, in a process that is held to it."""
     from fxsparse import _C
+    from fxsparse.packing import pack
 
     torch.set_num_threads(1)
-    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
     lines = []
-    for rows, cols in SHAPES:
-        weights = {}
+    for shape in SHAPES:
+        packed: dict[object, torch.Tensor] = {}
         for density in _C.cost_densities:
-            weight = torch.randn(rows, cols, generator=generator)
-            weight[torch.rand(rows, cols, generator=generator) >= density] = 0
-            weights[density] = weight
-        packed = {
-            (format, density): packed_weight(weight, format)
-            for format in _C.formats()
-            for density, weight in weights.items()
-        }
-        dense = torch.randn(rows, cols, generator=generator)
+            weight = torch.randn(shape) * (torch.rand(shape) < density)
+            for format in _C.formats():
+                packed[format, density] = pack(weight, format=format)
+        dense = torch.randn(shape)
         for batch in BATCHES:
-            x = torch.randn(batch, cols, generator=generator)
-            y = torch.empty(batch, rows)
-            calls: dict[object, Callable[[], object]] = {
-                key: lambda blob=blob: _C.run_kernel(
-                    isa,
-                    blob.data_ptr(),
-                    blob.numel(),
-                    x.data_ptr(),
-                    cols,
-                    batch,
-                    0,
-                    y.data_ptr(),
-                    rows,
-                    1,
-                )
-                for key, blob in packed.items()
-            }
-            calls["linear"] = lambda: torch.nn.functional.linear(x, dense)
-            try:
-                prepacked = torch.ops.mkldnn._reorder_linear_weight(dense, batch)
-                calls["prepacked"] = lambda: torch.ops.mkldnn._linear_pointwise(
-                    x, prepacked, None, "none", [], ""
-                )
-            except RuntimeError:
-                pass  # a torch without oneDNN
-            best = least(calls, rounds)
-            fastest = min(best["linear"], best.get("prepacked", float("inf")))
+            best = time_batch(isa, dense, packed, batch, rounds)
             for format in ("dense", *_C.formats()):
-                times = [
-                    (fastest if format == "dense" else best[format, density]) * 1e12 / dense.numel()
-                    for density in _C.cost_densities
-                ]
-                cells = ", ".join(f"{picoseconds:.4g}" for picoseconds in times)
+                keys = ["dense" if format == "dense" else (format, d) for d in _C.cost_densities]
+                cells = ", ".join(f"{best[key] * 1e12 / dense.numel():.4g}" for key in keys)
                 lines.append(f"FXSPARSE_COST({isa}, {format}, {dense.numel()}, {batch}, {cells})")
-            print(f"{isa} {rows}x{cols} batch {batch}", file=sys.stderr, flush=True)
+            print(f"{isa} {shape[0]}x{shape[1]} batch {batch}", file=sys.stderr, flush=True)
     return lines
 
 

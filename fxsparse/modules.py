@@ -7,8 +7,8 @@ import copy
 import torch
 
 from . import ops
-from .options import check_threads, check_unsupported
 from .cost import choose
+from .options import check_threads, check_unsupported
 from .packing import SUFFIX, count_nonzeros, header, is_packed, pack, unreadable
 from .state import guard_packed, release_packed
 from .weight_view import WeightView

@@ -142,7 +142,9 @@ def slow_below_90_percent():
 def test_latency_keeps_dense_what_would_be_slower(slow_below_90_percent):
     model = prune(nn.Sequential(nn.Linear(256, 256)), 0.55)
     assert fxsparse.compile(model, prefer="memory").report.rewritten == 1
-    with pytest.warns(fxsparse.NothingRewrittenWarning, match="for 16 rows 0.22 times.*90 % zeros"):
+    with pytest.warns(
+        fxsparse.NothingRewrittenWarning, match="for 16 rows 0.22 times.*9[01] % zeros"
+    ):
         fxsparse.compile(model, prefer="latency", batch_hint=16)
     assert fxsparse.compile(prune(model, 0.95), prefer="latency").report.rewritten == 1
 
