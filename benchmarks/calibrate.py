@@ -15,40 +15,15 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
-import platform
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 
+import common
 import torch
 
 SHAPES = ((768, 768), (2048, 1024), (4096, 4096))
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-
-#: What holds MKL and oneDNN to an instruction set.
-CAPS = {
-    "avx512": {},
-    "avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
-    "generic": {"ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},
-    "neon": {},
-}
-
-
-def least(calls: dict[object, Callable[[], object]], rounds: int) -> dict[object, float]:
-    """Least seconds of a call of each, in turns; what is short is repeated within a turn."""
-    best = dict.fromkeys(calls, float("inf"))
-    for _ in range(rounds):
-        for name, call in calls.items():
-            begin = time.perf_counter()
-            while True:
-                start = time.perf_counter()
-                call()
-                now = time.perf_counter()
-                best[name] = min(best[name], now - start)
-                if now - begin > 1.5e-3:
-                    break
-    return best
 
 
 def time_batch(
@@ -65,14 +40,9 @@ def time_batch(
         return lambda: _C.run_kernel(isa, *where)
 
     calls = {key: sparse(blob) for key, blob in packed.items()}
-    calls["linear"] = lambda: torch.nn.functional.linear(x, dense)
-    if torch.backends.mkldnn.is_available():
-        prepacked = torch.ops.mkldnn._reorder_linear_weight(dense, batch)
-        calls["prepacked"] = lambda: torch.ops.mkldnn._linear_pointwise(
-            x, prepacked, None, "none", [], ""
-        )
-    best = least(calls, rounds)
-    best["dense"] = min(best["linear"], best.get("prepacked", float("inf")))
+    dense_ways = common.dense_calls(dense, None, x)
+    best = common.least({**calls, **dense_ways}, 0, rounds)
+    best["dense"] = min(best[name] for name in dense_ways)
     return best
 
 
@@ -101,14 +71,6 @@ def measure(isa: str, rounds: int) -> list[str]:
     return lines
 
 
-def cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo") as file:
-            return next(line.split(":")[1].strip() for line in file if "model name" in line)
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("output", help="the file to write")
@@ -127,14 +89,14 @@ def main() -> None:
     for isa in args.isa or _C.isas():
         part = f"{args.output}.{isa}"
         command = [sys.executable, __file__, part, "--worker", "--isa", isa]
-        environment = {**os.environ, **CAPS[isa]}
-        subprocess.run([*command, "--rounds", str(args.rounds)], check=True, env=environment)
+        command += ["--rounds", str(args.rounds)]
+        subprocess.run(command, check=True, env=common.environment(isa))
         with open(part) as file:
             parts.append(file.read())
         os.remove(part)
     with open(args.output, "w") as file:
         file.write(
-            f"// Measured by benchmarks/calibrate.py on {datetime.date.today()}: {cpu_name()},\n"
+            f"// Measured by benchmarks/calibrate.py on {datetime.date.today()}: {common.cpu_name()},\n"
             f"// torch {torch.__version__}. Picoseconds for each element of the dense weight, fp32, one\n"
             "// thread: instruction set, format, elements, batch, then the densities of kCostDensity.\n"
             + "".join(parts)

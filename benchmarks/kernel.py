@@ -1,138 +1,158 @@
-"""The kernel against torch: a Markdown table of time ratios (above 1: fxsparse is faster).
+"""A sparse linear layer against torch, on this machine.
 
-    python benchmarks/kernel.py --threads 1 --batch 1 8 128 --sparsity .5 .9
+    python benchmarks/kernel.py                        # all tables: about 20 minutes
+    python benchmarks/kernel.py --isa avx512 --threads 1 --batch 1 16 128 --json kernel.json
 
-Contenders are timed in turn in one process and each cell is the least of many repeats, so that
-another program's load hits all alike. "torch CSR" is the faster of `F.linear` with a CSR weight and
-`(w @ x.t()).t()`; "best dense" is the faster of `F.linear` and oneDNN with a prepacked weight.
+For every instruction set this CPU has and for 1 and 2 threads: how many times faster than the fastest
+dense multiply torch has (`F.linear` or oneDNN with a prepacked weight), in brackets than `F.linear` and
+than the faster of torch's sparse ones; above 1 fxsparse is faster. Each weight is packed for the batch
+it is timed with (`batch_hint`), unless `--no-hint`. All of a row are timed in turns in one process,
+each cell is the least of many calls, and dense multiplies are held to the same instruction set.
 """
 
-import argparse
-import os
-import time
-import warnings
-from collections.abc import Callable
+from __future__ import annotations
 
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import common
 import torch
-import torch.nn.functional as F
 from tabulate import tabulate
 
-VALUES = {
-    torch.float32: "float32",
-    torch.float64: "float64",
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float16",
-}
+SHAPES = ("768x768", "3072x768", "768x3072", "4096x4096")
 
 
-def pack(weight: torch.Tensor, format: str = "csr") -> torch.Tensor:
-    from fxsparse import _C
+def layers(
+    shape: tuple[int, int], args: argparse.Namespace, batch: int | None
+) -> dict[float, torch.nn.Linear]:
+    """A linear for each sparsity, packed."""
+    import fxsparse
 
-    value = VALUES[weight.dtype]
-    view = (weight.data_ptr(), *weight.shape, *weight.stride(), value)
-    packed = torch.empty(
-        _C.packed_bytes(format, *weight.shape, _C.count_nonzeros(*view), value), dtype=torch.uint8
-    )
-    _C.pack(*view, format, 0, packed.data_ptr(), packed.numel())
-    return packed
-
-
-def contenders(
-    weight: torch.Tensor, x: torch.Tensor, threads: int, with_dense: bool
-) -> dict[str, Callable[[], torch.Tensor]]:
-    rows, cols = weight.shape
-    bias = torch.randn(rows, dtype=weight.dtype)
-    packed = pack(weight)
-    linear = torch.ops.fxsparse.linear.default
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # "sparse CSR is in beta"
-        csr = weight.to_sparse_csr()
-    calls: dict[str, Callable[[], torch.Tensor]] = {
-        "fxsparse": lambda: linear(x, packed, bias, rows, cols, weight.dtype, threads),
-        "csr linear": lambda: F.linear(x, csr),
-        "csr matmul": lambda: (csr @ x.t()).t(),
-    }
-    if with_dense:
-        calls["F.linear"] = lambda: F.linear(x, weight, bias)
-        if weight.dtype == torch.float32:
-            prepacked = torch.ops.mkldnn._reorder_linear_weight(weight, len(x))
-            calls["oneDNN"] = lambda: torch.ops.mkldnn._linear_pointwise(
-                x, prepacked, bias, "none", [], ""
-            )
-    return calls
+    made = {}
+    for sparsity in args.sparsity:
+        generator = torch.Generator().manual_seed(0)
+        linear = torch.nn.Linear(shape[1], shape[0], dtype=getattr(torch, args.dtype))
+        weight = torch.randn(shape, generator=generator) * 0.05
+        weight[torch.rand(shape, generator=generator) < sparsity] = 0
+        linear.weight = torch.nn.Parameter(weight.to(linear.weight.dtype), requires_grad=False)
+        made[sparsity] = fxsparse.SparseLinear.from_linear(linear, batch_hint=batch)
+    return made
 
 
-def measure(calls: dict[str, Callable[[], torch.Tensor]], seconds: float) -> dict[str, float]:
-    """Least time of one call of each, in seconds; rounds of all contenders in turn."""
-    best = dict.fromkeys(calls, float("inf"))
-    loops = {}
-    for name, call in calls.items():
-        call()
-        start = time.perf_counter()
-        call()
-        once = max(time.perf_counter() - start, 1e-6)
-        loops[name] = max(1, int(2e-4 / once))  # the clock's own cost must not show
-    end = time.perf_counter() + seconds
-    rounds = 0
-    while rounds < 5 or time.perf_counter() < end:
-        for name, call in calls.items():
-            call()  # brings its data back into cache after the others
-            start = time.perf_counter()
-            for _ in range(loops[name]):
-                call()
-            best[name] = min(best[name], (time.perf_counter() - start) / loops[name])
-        rounds += 1
-    return best
+def measure(args: argparse.Namespace) -> Iterator[dict[str, object]]:
+    """A record for each cell, in a process that is held to one instruction set."""
+    import fxsparse
+    from fxsparse.packing import header
+
+    threads = args.threads[0]
+    torch.set_num_threads(threads)
+    fxsparse.set_num_threads(threads)
+    for text in args.shapes:
+        shape = tuple(map(int, text.split("x")))
+        for batch in args.batch:
+            sparse = layers(shape, args, None if args.no_hint else batch)
+            dtype = getattr(torch, args.dtype)
+            x = torch.randn(batch, shape[1]).to(dtype)
+            dense = torch.randn(shape).to(dtype)
+            calls = common.dense_calls(dense, torch.randn(shape[0]).to(dtype), x)
+            dense_names = list(calls)
+            for sparsity, layer in sparse.items():
+                calls["fxsparse", sparsity] = lambda layer=layer, x=x: layer(x)
+                if not args.no_csr:
+                    weight = layer.weight.to_dense()
+                    for name, call in common.torch_csr_calls(weight, x).items():
+                        calls[name, sparsity] = call
+            best = common.least(calls, args.seconds, 4)
+            for sparsity, layer in sparse.items():
+                ours = best["fxsparse", sparsity]
+                packed = layer.weight_packed
+                yield {
+                    "isa": fxsparse._C.isa(),
+                    "threads": threads,
+                    "shape": text,
+                    "batch": batch,
+                    "sparsity": sparsity,
+                    "dtype": args.dtype,
+                    "format": header(packed).format,
+                    "bytes_per_weight": packed.numel() / dense.numel(),
+                    "microseconds": ours * 1e6,
+                    "vs_best_dense": min(best[name] for name in dense_names) / ours,
+                    "vs_linear": best["F.linear"] / ours,
+                    "vs_torch_csr": None
+                    if args.no_csr
+                    else min(best["csr linear", sparsity], best["csr matmul", sparsity]) / ours,
+                }
 
 
-def row(
-    shape: tuple[int, int], batch: int, sparsity: float, args: argparse.Namespace
-) -> list[object]:
-    generator = torch.Generator().manual_seed(0)
-    dtype = getattr(torch, args.dtype)
-    weight = torch.randn(shape, generator=generator)
-    weight[torch.rand(shape, generator=generator) < sparsity] = 0
-    weight = weight.to(dtype)
-    x = torch.randn(batch, shape[1], generator=generator).to(dtype)
-    times = measure(contenders(weight, x, args.threads, not args.no_dense), args.seconds)
-    ours = times["fxsparse"]
-    csr = min(times["csr linear"], times["csr matmul"])
-    cells: list[object] = [f"{shape[0]}x{shape[1]}", batch, sparsity, ours * 1e6, csr / ours]
-    if not args.no_dense:
-        dense = min(times["F.linear"], times.get("oneDNN", float("inf")))
-        cells += [times["F.linear"] / ours, dense / ours]
-    gflops = 2 * batch * int(weight.count_nonzero()) / ours / 1e9
-    return [*cells, gflops]
+def tables(records: list[dict]) -> Iterator[str]:
+    """Markdown: speed for each instruction set and number of threads, and bytes."""
+    sparsities = sorted({r["sparsity"] for r in records})
+    for key in dict.fromkeys((r["isa"], r["threads"]) for r in records):
+        rows: dict[tuple, dict] = {}
+        for r in records:
+            if (r["isa"], r["threads"]) != key:
+                continue
+            rest = f"{r['vs_linear']:.2f}"
+            rest += f", {r['vs_torch_csr']:.1f}" if r["vs_torch_csr"] else ""
+            cell = f"{r['vs_best_dense']:.2f} ({rest}) {r['format']}"
+            rows.setdefault((r["shape"], r["batch"]), {})[r["sparsity"]] = cell
+        yield f"{key[0]}, {key[1]} thread{'s' * (key[1] > 1)}: times faster than best dense (than F.linear, torch CSR)\n"
+        lines = [[*where, *(cells[s] for s in sparsities)] for where, cells in rows.items()]
+        yield tabulate(lines, ["shape", "batch", *sparsities], tablefmt="github") + "\n"
+    size: dict[tuple, dict] = {}
+    for r in records:
+        row = size.setdefault((r["shape"], r["batch"]), {})
+        row[r["sparsity"]] = f"{r['bytes_per_weight']:.3f} {r['format']}"
+    yield "bytes for each weight of the dense matrix\n"
+    lines = [[*where, *(cells[s] for s in sparsities)] for where, cells in size.items()]
+    yield tabulate(lines, ["shape", "batch", *sparsities], tablefmt="github", disable_numparse=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shapes", nargs="+", default=["768x768", "3072x768", "4096x4096"])
-    parser.add_argument("--batch", nargs="+", type=int, default=[1, 8, 128])
-    parser.add_argument("--sparsity", nargs="+", type=float, default=[0.5, 0.8, 0.9, 0.95])
-    parser.add_argument("--dtype", default="float32", choices=list(VALUES.values()))
-    parser.add_argument("--threads", type=int, default=1, help="of fxsparse and of torch")
-    parser.add_argument("--isa", help="sets FXSPARSE_ISA")
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each cell")
-    parser.add_argument("--no-dense", action="store_true")
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES))
+    parser.add_argument("--batch", nargs="+", type=int, default=[1, 4, 16, 32, 128, 512])
+    parser.add_argument("--sparsity", nargs="+", type=float, default=[0.5, 0.7, 0.8, 0.9, 0.95])
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--isa", nargs="+", help="only these (default: all this CPU has)")
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--no-hint", action="store_true", help="one packed copy for any batch")
+    parser.add_argument("--no-csr", action="store_true", help="without torch's own sparse CSR")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each row of a table")
+    parser.add_argument("--json", help="write the records to this file")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.isa:
-        os.environ["FXSPARSE_ISA"] = args.isa
+    if args.worker:
+        with torch.inference_mode():
+            for record in measure(args):
+                print(json.dumps(record), flush=True)
+        return
+
     import fxsparse
 
-    torch.set_num_threads(args.threads)
-    fxsparse._C.set_num_threads(args.threads)
-    headers = ["shape", "batch", "zeros", "us", "vs torch CSR"]
-    headers += [] if args.no_dense else ["vs F.linear", "vs best dense"]
-    with torch.inference_mode():
-        table = [
-            row(tuple(map(int, shape.split("x"))), batch, sparsity, args)
-            for shape in args.shapes
-            for batch in args.batch
-            for sparsity in args.sparsity
-        ]
-    print(f"{fxsparse._C.isa()}, {args.dtype}, threads {args.threads}, torch {torch.__version__}\n")
-    print(tabulate(table, [*headers, "GFLOP/s"], tablefmt="github", floatfmt=".2f"))
+    records = []
+    for isa in args.isa or fxsparse._C.isas():
+        for threads in args.threads:
+            command = [sys.executable, __file__, "--worker", *sys.argv[1:]]
+            command += ["--threads", str(threads)]
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, text=True, env=common.environment(isa)
+            )
+            assert process.stdout is not None
+            for line in process.stdout:
+                records.append(json.loads(line))
+                print(line.strip(), file=sys.stderr, flush=True)
+            if process.wait():
+                raise SystemExit(process.returncode)
+    print(f"{common.cpu_name()}, torch {torch.__version__}, {args.dtype}\n")
+    for text in tables(records):
+        print(text)
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(records, file, indent=1)
 
 
 if __name__ == "__main__":
