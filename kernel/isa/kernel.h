@@ -13,6 +13,7 @@ namespace fxsparse {
 
 enum class Isa : uint8_t { kGeneric, kAvx2, kAvx512, kNeon };
 
+constexpr int kScatterVectors = 4;  // of a panel of the transposed product
 constexpr int kMaxVectors = 8;      // of a panel row
 constexpr int kMaxFew = 16;         // batch rows that multiply_few takes
 constexpr int kMaxPanelRows = 128;  // kMaxVectors of 16 lanes

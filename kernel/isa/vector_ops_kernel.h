@@ -128,16 +128,8 @@ void scatter_indexed(const PackedView& w, const void* panel, int vectors, void* 
       return scatter_rows<S, Index, 2>(w, panel, out, begin, end);
     case 3:
       return scatter_rows<S, Index, 3>(w, panel, out, begin, end);
-    case 4:
-      return scatter_rows<S, Index, 4>(w, panel, out, begin, end);
-    case 5:
-      return scatter_rows<S, Index, 5>(w, panel, out, begin, end);
-    case 6:
-      return scatter_rows<S, Index, 6>(w, panel, out, begin, end);
-    case 7:
-      return scatter_rows<S, Index, 7>(w, panel, out, begin, end);
     default:
-      return scatter_rows<S, Index, 8>(w, panel, out, begin, end);
+      return scatter_rows<S, Index, kScatterVectors>(w, panel, out, begin, end);
   }
 }
 

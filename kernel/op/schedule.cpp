@@ -33,7 +33,6 @@ Panels cut_batch(const VectorOps& ops, int64_t batch, int64_t length, int64_t pa
 // The transposed product keeps a panel of the gradient and one of its sums near; it has no
 // accumulators, so wider panels than this bring nothing.
 constexpr int64_t kTransposedPanelBytes = 256 << 10;
-constexpr int kTransposedVectors = 4;
 
 }  // namespace
 
@@ -43,7 +42,7 @@ Panels make_panels(const Kernel& kernel, int64_t batch, int64_t length) {
 }
 
 Panels make_transposed_panels(const VectorOps& ops, int64_t batch, int64_t length) {
-  return cut_batch(ops, batch, length, kTransposedPanelBytes, kTransposedVectors, 1, 1);
+  return cut_batch(ops, batch, length, kTransposedPanelBytes, kScatterVectors, 1, 1);
 }
 
 int choose_threads(double ns, double cut_ns, int most) {
