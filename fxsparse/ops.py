@@ -1,8 +1,10 @@
 """Fake, autograd and autocast kernels of ``torch.ops.fxsparse``; the CPU kernels are in C++.
 
-``linear(x, packed, bias, out_features, in_features, dtype, threads)`` computes
+``linear(x, packed, bias, out_features, in_features, dtype, threads, more=False)`` computes
 ``x @ W.T + bias`` with ``x`` of shape ``(..., in_features)`` in the weight's dtype. ``threads`` is
-an upper bound, 0 leaves the number to the kernel's cost model. The operators trust the indices
+an upper bound, 0 leaves the number to the kernel's cost model. ``more`` promises that the next
+operator that uses several threads is a ``linear`` too: the pool's threads then stay awake for it for
+a moment, which would keep torch's own threads from the CPU. The operators trust the indices
 inside ``packed`` (sizes are checked on every call, indices when a module receives them): a buffer
 made by hand must pass ``fxsparse.packing.validate`` first.
 """
@@ -35,7 +37,7 @@ def _check(
 
 
 @torch.library.register_fake("fxsparse::linear")
-def _(x, packed, bias, out_features, in_features, dtype, threads):  # type: ignore[no-untyped-def]
+def _(x, packed, bias, out_features, in_features, dtype, threads, more=False):  # type: ignore[no-untyped-def]
     _check("x", x, packed, in_features, dtype)
     if bias is not None:
         _check("bias", bias, packed, out_features, dtype)
@@ -65,9 +67,9 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (packed,) = ctx.saved_tensors
-        grad_x = linear_backward(grad, packed, *ctx.rest) if ctx.needs_input_grad[1] else None
+        grad_x = linear_backward(grad, packed, *ctx.rest[:4]) if ctx.needs_input_grad[1] else None
         grad_bias = grad.reshape(-1, grad.shape[-1]).sum(0) if ctx.needs_input_grad[3] else None
-        return None, grad_x, None, grad_bias, None, None, None, None
+        return None, grad_x, None, grad_bias, *[None] * len(ctx.rest)
 
 
 def _linear_autograd(keys, x, packed, bias, *rest):  # type: ignore[no-untyped-def]
@@ -102,7 +104,7 @@ torch.library.register_autograd(
 )
 
 
-def _linear_autocast(x, packed, bias, out_features, in_features, dtype, threads):  # type: ignore[no-untyped-def]
+def _linear_autocast(x, packed, bias, *rest):  # type: ignore[no-untyped-def]
     """As ``nn.Linear`` under autocast: x of any eligible dtype, y in the autocast dtype.
 
     The multiply itself runs in the weight's own dtype, which is the more exact of the two. As in
@@ -110,11 +112,12 @@ def _linear_autocast(x, packed, bias, out_features, in_features, dtype, threads)
     """
     autocast = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
     with torch._C._ExcludeDispatchKeyGuard(autocast):
+        dtype = rest[2]
         eligible = torch.float64 not in (x.dtype, dtype) and x.is_floating_point()
         if not eligible:
-            return linear(x, packed, bias, out_features, in_features, dtype, threads)
+            return linear(x, packed, bias, *rest)
         bias = bias.to(dtype) if bias is not None else None
-        y = linear(x.to(dtype), packed, bias, out_features, in_features, dtype, threads)
+        y = linear(x.to(dtype), packed, bias, *rest)
         return y.to(torch.get_autocast_dtype("cpu"))
 
 

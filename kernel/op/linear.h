@@ -17,6 +17,7 @@ struct LinearCall {
   int64_t y_stride;
   Isa isa;      // of the kernel
   int threads;  // at most; 0: as many as the work is worth
+  bool more;    // for the pool: the next operator that uses threads is one of these, too
 };
 
 // Results do not depend on the number of threads. A row of x with Inf or NaN gets the dense result:

@@ -215,6 +215,12 @@ PYBIND11_MODULE(_C, m) {
   m.def("kernels", &kernels);
   m.def("set_num_threads", &set_num_threads, arg("n"));
   m.def("get_num_threads", &get_num_threads);
+  m.def(
+      "run_nothing",
+      [](int threads, bool more, int times) {
+        for (int i = 0; i < times; ++i) parallel_for(threads, threads, more, [](int) {});
+      },
+      arg("threads"), arg("more"), arg("times"), "Empty jobs for the pool.", no_gil);
   m.def("usable_cpus", &usable_cpus, arg("root") = "/");
 
   m.def("formats", &formats);

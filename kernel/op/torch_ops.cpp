@@ -247,7 +247,7 @@ StableIValue multiply(Tensor x, Packed packed, int64_t in, int64_t out, int32_t 
   return y.release();
 }
 
-// linear(x, packed, bias, out_features, in_features, dtype, threads)
+// linear(x, packed, bias, out_features, in_features, dtype, threads, more)
 void boxed_linear(StableIValue* stack, uint64_t, uint64_t) {
   using torch::stable::detail::to;
   Tensor x(stack[0]), packed(stack[1]);
@@ -255,6 +255,7 @@ void boxed_linear(StableIValue* stack, uint64_t, uint64_t) {
   const int64_t out = to<int64_t>(stack[3]), in = to<int64_t>(stack[4]);
   const int32_t dtype = to<int32_t>(stack[5]);
   const int64_t threads = to<int64_t>(stack[6]);
+  const bool more = to<bool>(stack[7]);
   const Packed opened = open_checked(packed, out, in, dtype);
   if (bias) {
     check_plain(*bias, "bias");
@@ -266,6 +267,7 @@ void boxed_linear(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = multiply(std::move(x), opened, in, out, dtype, threads, {"x", "in_features"},
                       [&](const Kernel& kernel, LinearCall& call) {
                         call.bias = bias ? bias->data() : nullptr;
+                        call.more = more;
                         linear(kernel, call);
                       });
 }
@@ -301,7 +303,7 @@ void boxed_unpack(StableIValue* stack, uint64_t, uint64_t) {
 STABLE_TORCH_LIBRARY(fxsparse, m) {
   m.def(
       "linear(Tensor x, Tensor packed, Tensor? bias, int out_features, int in_features, "
-      "ScalarType dtype, int threads) -> Tensor");
+      "ScalarType dtype, int threads, bool more=False) -> Tensor");
   m.def(
       "linear_backward(Tensor grad, Tensor packed, int out_features, int in_features, "
       "ScalarType dtype, int threads) -> Tensor");

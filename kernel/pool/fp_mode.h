@@ -27,13 +27,4 @@ inline uint64_t fp_mode() { return 0; }
 inline void set_fp_mode(uint64_t) {}
 #endif
 
-// Tells the CPU that this is a spin loop.
-inline void relax() {
-#if defined(__x86_64__)
-  _mm_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
 }  // namespace fxsparse

@@ -19,26 +19,23 @@
 #include "error.h"
 #include "pool/cpus.h"
 #include "pool/fp_mode.h"
+#include "pool/spin.h"
 
 namespace fxsparse {
 namespace {
 
-// How long a worker looks for the next job before it parks, and a caller for its last chunks. Long
-// enough to catch the next operator of a small model, short enough to leave the CPU to torch's own
-// threads: 50 us of it slowed torch's next OpenMP operator from 138 to 195 us.
-constexpr auto kSpin = std::chrono::microseconds(3);
+// How long a worker looks for the next job where the caller said that one follows: a linear, then
+// an activation in Python, then a linear. Where it does not, the worker parks at once. Long
+// spinning loses more than it gains next to torch's threads, which spin for 15 ms after each of
+// their jobs: ours is then off its CPU when the job comes. linear, GELU, linear on two threads,
+// with an OpenMP operator before, took 250-280 us without spinning and with 20 us of it, 320-345
+// with 100 us.
+constexpr auto kSpinForMore = std::chrono::microseconds(20);
 
-template <class Done>
-bool spin_until(Done&& done) {
-  const auto end = std::chrono::steady_clock::now() + kSpin;
-  do {
-    for (int i = 0; i < 16; ++i) {
-      if (done()) return true;
-      relax();
-    }
-  } while (std::chrono::steady_clock::now() < end);
-  return false;
-}
+// How long a caller looks for its last chunks. Longer than a chunk takes where two threads matter:
+// a caller that parks is woken late (768 x 3072 with 8 rows: 140 us with 3 us of spinning, 92 with
+// 50), and nothing else is to be done before they are there.
+constexpr auto kSpinForChunks = std::chrono::microseconds(50);
 
 // A thread pool made for calls of 15 microseconds and more.
 //
@@ -60,14 +57,16 @@ bool spin_until(Done&& done) {
 // there, is left alone. Nothing is destroyed at exit: workers are parked or gone.
 class Pool {
  public:
-  void run(int threads, int chunks, Task task, void* context) {
+  void run(int threads, int chunks, bool more, Task task, void* context) {
     if (threads > 1 && !busy_.exchange(true, std::memory_order_acquire)) {
       const Release release{busy_};
       threads = with_workers(threads);
-      if (threads > 1) return run_shared(threads, chunks, task, context);
+      if (threads > 1) return run_shared(threads, chunks, more, task, context);
     }
     for (int chunk = 0; chunk < chunks; ++chunk) task(context, chunk);
   }
+
+  bool awake() const { return lanes_[1].go.load() != 0 && !lanes_[1].parked.load(); }
 
  private:
   struct Release {
@@ -78,7 +77,7 @@ class Pool {
   // Two cache lines a lane, so that neither neighbours nor the prefetcher's pairs share one.
   struct alignas(128) Lane {
     std::atomic<uint64_t> ticket{0};
-    std::atomic<uint64_t> go{0};  // {generation, lanes of the job}
+    std::atomic<uint64_t> go{0};  // {generation, lanes of the job, more}
     std::atomic<bool> parked{false};
     std::mutex mutex;
     std::condition_variable wake;
@@ -109,7 +108,7 @@ class Pool {
     return threads;
   }
 
-  void run_shared(int threads, int chunks, Task task, void* context) {
+  void run_shared(int threads, int chunks, bool more, Task task, void* context) {
     task_ = task;
     context_ = context;
     fp_mode_ = fp_mode();
@@ -120,14 +119,16 @@ class Pool {
       lanes_[lane].ticket.store(
           make_ticket(generation, chunks * lane / threads, chunks * (lane + 1) / threads),
           std::memory_order_release);
-    for (int lane = 1; lane < threads; ++lane) wake(lanes_[lane], generation, threads);
+    const uint64_t go = static_cast<uint64_t>(generation) << 32 |
+                        static_cast<uint64_t>(threads) << 1 | static_cast<uint64_t>(more);
+    for (int lane = 1; lane < threads; ++lane) wake(lanes_[lane], go);
     take_chunks(generation, threads, 0);
     wait_for_chunks();
     if (failed_) std::rethrow_exception(std::exchange(failed_, nullptr));
   }
 
-  static void wake(Lane& lane, uint32_t generation, int threads) {
-    lane.go.store(static_cast<uint64_t>(generation) << 32 | static_cast<uint64_t>(threads));
+  static void wake(Lane& lane, uint64_t go) {
+    lane.go.store(go);
     if (!lane.parked.load()) return;
     { std::lock_guard<std::mutex> lock(lane.mutex); }  // it waits, or has not looked yet
     lane.wake.notify_one();
@@ -135,7 +136,7 @@ class Pool {
 
   void wait_for_chunks() {
     const auto done = [this] { return remaining_.load() == 0; };
-    if (spin_until(done)) return;
+    if (spin_until(kSpinForChunks, done)) return;
     std::unique_lock<std::mutex> lock(done_mutex_);
     caller_parked_.store(true);
     done_.wait(lock, done);
@@ -147,14 +148,15 @@ class Pool {
     uint64_t seen = 0;
     for (;;) {
       const auto called = [&] { return lane.go.load() != seen; };
-      if (!spin_until(called)) {
+      if (!((seen & 1) != 0 && spin_until(kSpinForMore, called))) {
         std::unique_lock<std::mutex> lock(lane.mutex);
         lane.parked.store(true);
         lane.wake.wait(lock, called);
         lane.parked.store(false);
       }
       seen = lane.go.load();
-      take_chunks(static_cast<uint32_t>(seen >> 32), static_cast<int>(seen & 0xffffffff), id);
+      take_chunks(static_cast<uint32_t>(seen >> 32), static_cast<int>((seen & 0xffffffff) >> 1),
+                  id);
     }
   }
 
@@ -258,7 +260,12 @@ void set_num_threads(int threads) {
   num_threads.store(threads);
 }
 
-void run_chunks(int threads, int chunks, Task task, void* context) {
+bool workers_awake() {
+  const Pool* found = the_pool.load(std::memory_order_acquire);
+  return found != nullptr && found->awake();
+}
+
+void run_chunks(int threads, int chunks, bool more, Task task, void* context) {
   constexpr int kMaxChunks = 0xffff;  // what a ticket holds
   if (chunks > kMaxChunks) fail("pool: expected at most %d chunks, got %d", kMaxChunks, chunks);
   threads = std::min({threads, chunks, get_num_threads()});
@@ -266,7 +273,7 @@ void run_chunks(int threads, int chunks, Task task, void* context) {
     for (int chunk = 0; chunk < chunks; ++chunk) task(context, chunk);
     return;
   }
-  pool().run(threads, chunks, task, context);
+  pool().run(threads, chunks, more, task, context);
 }
 
 }  // namespace fxsparse
