@@ -11,6 +11,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from fxsparse import ops
 from fxsparse.packing import SUFFIX
 
+from .between import is_brief
 from .normalise import attribute, read
 from .record import META, Call, Decision, Weight
 
@@ -27,7 +28,8 @@ def mark(weight: Weight, decision: Decision) -> None:
 class Rewrite(PassBase):
     """Replaces every marked node by ``torch.ops.fxsparse.linear``; views left without use go.
 
-    Runs after the packed weights are installed."""
+    Runs after the packed weights are installed. A call that another one follows, with nothing
+    between them that needs torch's threads, says so with ``more``."""
 
     def call(self, graph_module: fx.GraphModule) -> PassResult:
         modified = False
@@ -39,6 +41,8 @@ class Rewrite(PassBase):
         for node in reversed(list(graph_module.graph.nodes) if modified else []):
             if node.op == "get_attr" and not node.users:  # of one only the shape was read
                 graph_module.graph.erase_node(node)
+        if modified:
+            _tell_what_follows(graph_module)
         return PassResult(graph_module, modified)
 
     def _replace(self, graph_module: fx.GraphModule, node: fx.Node, call: Call) -> None:
@@ -74,6 +78,16 @@ class Rewrite(PassBase):
         graph.erase_node(node)
         for used in inputs:
             _erase_unused_view(graph, used)
+
+
+def _tell_what_follows(graph_module: fx.GraphModule) -> None:
+    linear_follows = False
+    for node in reversed(graph_module.graph.nodes):
+        if node.op == "call_function" and node.target is ops.linear:
+            node.args = (*node.args[:7], linear_follows)
+            linear_follows = True
+        elif not is_brief(graph_module, node):
+            linear_follows = False
 
 
 def _is_bias(graph_module: fx.GraphModule, added: object, call: Call) -> bool:

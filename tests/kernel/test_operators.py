@@ -179,3 +179,25 @@ def test_refused_calls_keep_nothing():
         with pytest.raises(RuntimeError):
             OPS.linear(x, packed, torch.ones(2_500_000), ROWS, COLS, F32, 0)
     assert resident_bytes() - before < 200e6
+
+
+@pytest.mark.parametrize("mode", ["plain", "autograd", "autocast", "fake"])
+def test_more_is_optional(mode):
+    """Exported programs from before it call without, and every kernel takes both."""
+    schema = OPS.linear.default._schema.arguments[7]
+    assert (schema.name, schema.default_value) == ("more", False)
+    weight = torch.randn(6, 5)
+    packed, x = pack(weight), torch.randn(3, 5, requires_grad=mode == "autograd")
+    if mode == "fake":
+        x, packed = x.to("meta"), packed.to("meta")
+    results = []
+    with torch.autocast("cpu", enabled=mode == "autocast"):
+        for more in ((), (False,), (True,)):
+            y = OPS.linear(x, packed, None, 6, 5, torch.float32, 0, *more)
+            results.append(y)
+            if mode == "autograd":
+                (x_grad,) = torch.autograd.grad(y.sum(), x)
+                torch.testing.assert_close(x_grad, weight.sum(0).expand(3, 5))
+    if mode != "fake":
+        assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+    assert {y.shape for y in results} == {(3, 6)}

@@ -14,8 +14,8 @@ torch.manual_seed(0)
 _C.set_num_threads(1)
 weight = torch.randn(1000, 800).where(torch.rand(1000, 800) < 0.5, 0.0)
 packed, x = pack(weight), torch.randn(20, 800)
-def call(threads=0):
-    return torch.ops.fxsparse.linear(x, packed, None, 1000, 800, torch.float32, threads)
+def call(threads=0, more=False):
+    return torch.ops.fxsparse.linear(x, packed, None, 1000, 800, torch.float32, threads, more)
 def workers():
     names = (open(f"/proc/self/task/{t}/comm").read().strip() for t in os.listdir("/proc/self/task"))
     return sum(name == "fxsparse" for name in names)
@@ -43,6 +43,26 @@ def test_threads_is_an_upper_bound():
     run_ok(SETUP + "assert torch.equal(call(2), expected) and workers() == 1")
 
 
+def test_what_follows_does_not_change_the_result():
+    script = """
+for i in range(200):
+    assert torch.equal(call(more=i % 2 == 0), expected)
+    assert torch.equal(call(3, more=i % 3 == 0), expected)
+    time.sleep(i * 1e-6)
+"""
+    run_ok(SETUP + script)
+
+
+def test_empty_jobs():
+    script = """
+for more in (False, True):
+    for threads in (1, 2, 4):
+        _C.run_nothing(threads, more, 100)
+assert torch.equal(call(), expected) and workers() == 3
+"""
+    run_ok(SETUP + script)
+
+
 def test_small_work_stays_on_one_thread():
     script = """
 small = pack(torch.eye(64))
@@ -57,8 +77,8 @@ def test_many_python_threads_call_at_once():
     script = """
 wrong = []
 def loop():
-    for _ in range(100):
-        if not torch.equal(call(), expected):
+    for i in range(100):
+        if not torch.equal(call(more=i % 3 > 0), expected):
             wrong.append(1)
 callers = [threading.Thread(target=loop, daemon=True) for _ in range(4)]
 [t.start() for t in callers]; [t.join() for t in callers]
@@ -72,8 +92,9 @@ def test_the_size_may_change_while_calls_run():
 wrong, stop = [], threading.Event()
 def loop():
     while not stop.is_set():
-        if not torch.equal(call(), expected):
-            wrong.append(1)
+        for more in (True, False):
+            if not torch.equal(call(more=more), expected):
+                wrong.append(1)
 callers = [threading.Thread(target=loop, daemon=True) for _ in range(2)]
 [t.start() for t in callers]
 for i in range(300):
@@ -91,7 +112,7 @@ def test_fork_while_other_threads_call():
 stop = threading.Event()
 def loop():
     while not stop.is_set():
-        call()
+        call(more=True)
 callers = [threading.Thread(target=loop, daemon=True) for _ in range(2)]
 [t.start() for t in callers]
 for _ in range(20):
@@ -214,10 +235,12 @@ check_product(out, grad, weight.T)
     run_ok(SETUP + script)
 
 
-def test_idle_workers_use_no_cpu():
-    script = """
+@pytest.mark.parametrize("more", [False, True])
+def test_idle_workers_use_no_cpu(more):
+    """Even where the job that was promised does not come."""
+    script = f"""
 for _ in range(10):
-    call()
+    call(more={more})
 time.sleep(0.05)
 before = time.process_time()
 time.sleep(0.5)
