@@ -19,6 +19,7 @@
 #include "error.h"
 #include "pool/cpus.h"
 #include "pool/fp_mode.h"
+#include "pool/placement.h"
 #include "pool/spin.h"
 
 namespace fxsparse {
@@ -79,6 +80,8 @@ class Pool {
     std::atomic<uint64_t> ticket{0};
     std::atomic<uint64_t> go{0};  // {generation, lanes of the job, more}
     std::atomic<bool> parked{false};
+    pthread_t thread{};
+    Placement placement;
     std::mutex mutex;
     std::condition_variable wake;
   };
@@ -97,6 +100,7 @@ class Pool {
       pthread_sigmask(SIG_SETMASK, &all, &before);
       try {
         std::thread worker(&Pool::work, this, workers_ + 1);
+        lanes_[workers_ + 1].thread = worker.native_handle();
         pthread_setname_np(worker.native_handle(), "fxsparse");
         worker.detach();
       } catch (const std::system_error&) {
@@ -130,6 +134,7 @@ class Pool {
   static void wake(Lane& lane, uint64_t go) {
     lane.go.store(go);
     if (!lane.parked.load()) return;
+    lane.placement.keep_off_this_cpu(lane.thread);
     { std::lock_guard<std::mutex> lock(lane.mutex); }  // it waits, or has not looked yet
     lane.wake.notify_one();
   }

@@ -249,6 +249,30 @@ print(time.process_time() - before)
     assert float(run_ok(SETUP + script)) < 0.02
 
 
+def test_workers_run_where_they_may():
+    """Off the caller's CPU where there is another, and never where they were not allowed to."""
+    script = """
+def worker_tasks():
+    for task in os.listdir("/proc/self/task"):
+        if open(f"/proc/self/task/{task}/comm").read().strip() == "fxsparse":
+            yield int(task)
+def call_often():
+    for _ in range(20):
+        assert torch.equal(call(), expected)
+        time.sleep(0.001)
+allowed = os.sched_getaffinity(0)
+call_often()
+for task in worker_tasks():
+    narrowed = os.sched_getaffinity(task)
+    assert narrowed <= allowed and len(narrowed) >= max(len(allowed) - 1, 1)
+    chosen = min(allowed - narrowed, default=min(allowed))
+    os.sched_setaffinity(task, {chosen})
+    call_often()
+    assert os.sched_getaffinity(task) == {chosen}
+"""
+    run_ok(SETUP + script)
+
+
 def test_more_threads_than_cpus():
     """On one CPU a thread that is waited for may not be running: nobody may spin for long."""
     script = """
