@@ -135,12 +135,16 @@ def alternate(args: argparse.Namespace) -> None:
             time.sleep(0.05)  # until torch's threads have stopped spinning
             for _ in range(args.repeats):
                 note("sparse alone", lambda: layer.sparse(args.threads, True))  # noqa: B023
-            for more in (False, True):
+            for name, threads, more in (
+                ("by turns, sparse on one thread", 1, False),
+                ("by turns", args.threads, False),
+                ("by turns, workers awake in vain", args.threads, True),
+            ):
                 for _ in range(args.repeats):
-                    note(f"dense by turns, more={more}", layer.dense)
+                    note(f"dense {name}", layer.dense)
                     note(
-                        f"sparse by turns, more={more}",
-                        lambda: layer.sparse(args.threads, more),  # noqa: B023
+                        f"sparse {name}",
+                        lambda: layer.sparse(threads, more),  # noqa: B023
                     )
         table += [[shape, name, text(value)] for name, value in times.items()]
     print(f"\nbatch {args.alternate_batch}, torch threads {args.threads}")

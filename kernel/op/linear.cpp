@@ -29,9 +29,10 @@ thread_local Input input;
 thread_local Scratch output;
 
 // What waking parked workers costs besides what choose_threads takes it to be, unless the next call
-// is to find them awake. After an operator of torch, whose threads spin, 60 us of work took 87 us
-// on two threads, 130 us took 147 and 290 took 223 (Sapphire Rapids, virtual).
-constexpr double kNsToWake = 25e3;
+// is to find them awake. Without a torch operator before, two threads gain from 60-80 us of work on
+// (on Sapphire Rapids, virtual); after one, whose threads spin, 75 us of work took 98 on two
+// threads, 110 took 120 and 260 took 190.
+constexpr double kNsToWake = 45e3;
 
 uint64_t next_call() {
   static std::atomic<uint64_t> calls{0};

@@ -153,7 +153,7 @@ class Pool {
     uint64_t seen = 0;
     for (;;) {
       const auto called = [&] { return lane.go.load() != seen; };
-      if (!((seen & 1) != 0 && spin_until(kSpinForMore, called))) {
+      if ((seen & 1) == 0 || !look_out(called)) {
         std::unique_lock<std::mutex> lock(lane.mutex);
         lane.parked.store(true);
         lane.wake.wait(lock, called);
@@ -163,6 +163,13 @@ class Pool {
       take_chunks(static_cast<uint32_t>(seen >> 32), static_cast<int>((seen & 0xffffffff) >> 1),
                   id);
     }
+  }
+
+  // For the job that is to follow, once this one is over: others may have a chunk to finish.
+  template <class Called>
+  bool look_out(Called&& called) {
+    spin_until(kSpinForChunks, [&] { return remaining_.load() == 0 || called(); });
+    return spin_until(kSpinForMore, called);
   }
 
   // Own chunks first, then the other lanes'.
