@@ -1,7 +1,6 @@
 #include "format/bitmap.h"
 
 #include "format/lane_groups.h"
-#include "format/sections.h"
 
 namespace fxsparse {
 namespace {
@@ -29,11 +28,14 @@ Layout layout(const Header& header) {
   const uint64_t groups = (header.rows + kRowGroup - 1) / kRowGroup;
   uint64_t masks;
   if (__builtin_mul_overflow(groups, header.cols, &masks)) masks = UINT64_MAX;
-  Sections sections;
-  sections.add(groups + 1, static_cast<uint64_t>(header.offset_width));
-  sections.add(masks, sizeof(uint16_t));
-  sections.add(header.nonzeros, value_bytes(header.value));
-  return sections.finish(header);
+  SectionPlacer placer;
+  Layout result{};
+  result.section[kBitmapGroups] =
+      placer.place(groups + 1, static_cast<uint64_t>(header.offset_width));
+  result.section[kBitmapMasks] = placer.place(masks, sizeof(uint16_t));
+  result.section[kBitmapValues] = placer.place(header.nonzeros, value_bytes(header.value));
+  finish_layout(header, placer, result);
+  return result;
 }
 
 int64_t expected_bytes(const Header& header) {
@@ -62,13 +64,13 @@ void check_group(const PackedView& view, int64_t group) {
   unsigned any = 0;
   int64_t k = 0;
   for (; k + 4 <= view.cols; k += 4) {
-    const uint64_t four = get<uint64_t>(masks + k * 2, 0);
+    const uint64_t four = load_at<uint64_t>(masks + k * 2, 0);
     count += __builtin_popcountll(four);
     any |= static_cast<unsigned>(four | four >> 32);
   }
   any |= any >> 16;
   for (; k < view.cols; ++k) {
-    const unsigned mask = get<uint16_t>(masks, k);
+    const unsigned mask = load_at<uint16_t>(masks, k);
     count += __builtin_popcount(mask);
     any |= mask;
   }
@@ -98,7 +100,7 @@ void decode(const PackedView& view, int64_t first_row, Entries& out) {
   out.rows = std::min(kRowGroup, view.rows - first_row);
   int64_t next[kRowGroup] = {};
   for (int64_t k = 0; k < view.cols; ++k)
-    for (unsigned mask = get<uint16_t>(masks, k); mask != 0; mask &= mask - 1)
+    for (unsigned mask = load_at<uint16_t>(masks, k); mask != 0; mask &= mask - 1)
       ++next[__builtin_ctz(mask)];
   out.offsets.resize(out.rows + 1);
   int64_t sum = 0;
@@ -114,10 +116,10 @@ void decode(const PackedView& view, int64_t first_row, Entries& out) {
     using Bits = decltype(bits);
     int64_t from = value_offset(view, group);
     for (int64_t k = 0; k < view.cols; ++k)
-      for (unsigned mask = get<uint16_t>(masks, k); mask != 0; mask &= mask - 1) {
+      for (unsigned mask = load_at<uint16_t>(masks, k); mask != 0; mask &= mask - 1) {
         const int64_t to = next[__builtin_ctz(mask)]++;
         out.columns[to] = static_cast<uint32_t>(k);
-        put(out.values.data(), to, get<Bits>(view.section[kBitmapValues], from++));
+        store_at(out.values.data(), to, load_at<Bits>(view.section[kBitmapValues], from++));
       }
   });
 }

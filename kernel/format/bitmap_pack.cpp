@@ -1,6 +1,5 @@
 #include "format/bitmap.h"
 #include "format/lane_groups.h"
-#include "format/sections.h"
 
 namespace fxsparse {
 namespace {
@@ -36,7 +35,7 @@ struct Packer {
       read_block(dense, group, k0, cols, block);
       for (int k = 0; k < cols; ++k) {
         const unsigned mask = mask_of(block[k]);
-        put(masks_of(group), k0 + k, static_cast<uint16_t>(mask));
+        store_at(masks_of(group), k0 + k, static_cast<uint16_t>(mask));
         n += __builtin_popcount(mask);
       }
     }
@@ -61,7 +60,7 @@ struct Packer {
           n += nonzero;
           mask |= static_cast<unsigned>(nonzero) << r;
         }
-        if (mask != get<uint16_t>(masks_of(group), k0 + k)) return false;
+        if (mask != load_at<uint16_t>(masks_of(group), k0 + k)) return false;
       }
       std::memcpy(values + next * static_cast<int64_t>(sizeof(Bits)), packed, n * sizeof(Bits));
       next += n;
@@ -96,7 +95,7 @@ struct Packer {
 void bitmap_pack(const DenseView& dense, const Header& header, uint8_t* out) {
   const Layout layout = kBitmapFormat.layout(header);
   std::memcpy(out, &header, sizeof header);
-  clear_padding(out, layout, kBitmapSections);
+  clear_section_ends(out, layout, kBitmapSections);
   const bool same = with_bits(header.value, [&](auto bits) {
     return Packer<decltype(bits)>{
         dense, header.offset_width, out + layout.section[kBitmapGroups],

@@ -9,8 +9,8 @@
 #include <cstring>
 
 #include "error.h"
+#include "format/access.h"
 #include "format/dense.h"
-#include "format/format.h"
 #include "pool/pool.h"
 
 namespace fxsparse {
@@ -21,29 +21,32 @@ inline Width offset_width_for(uint64_t most) {
   return most < uint64_t{1} << 32 ? Width::k32 : Width::k64;
 }
 
-// Sections may start at any address.
-template <class T>
-T get(const uint8_t* section, int64_t i) {
-  T value;
-  std::memcpy(&value, section + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
-  return value;
-}
-
-template <class T>
-void put(uint8_t* section, int64_t i, T value) {
-  std::memcpy(section + i * static_cast<int64_t>(sizeof(T)), &value, sizeof(T));
-}
-
 inline int64_t get_offset(const uint8_t* section, Width width, int64_t i) {
-  return width == Width::k32 ? get<uint32_t>(section, i)
-                             : static_cast<int64_t>(get<uint64_t>(section, i));
+  return width == Width::k32 ? load_at<uint32_t>(section, i)
+                             : static_cast<int64_t>(load_at<uint64_t>(section, i));
 }
 
 inline void put_offset(uint8_t* section, Width width, int64_t i, int64_t value) {
   if (width == Width::k32)
-    put(section, i, static_cast<uint32_t>(value));
+    store_at(section, i, static_cast<uint32_t>(value));
   else
-    put(section, i, static_cast<uint64_t>(value));
+    store_at(section, i, static_cast<uint64_t>(value));
+}
+
+inline void finish_layout(const Header& header, const SectionPlacer& placer, Layout& layout) {
+  layout.bytes = placer.end();
+  if (placer.overflow())
+    fail("packed size: expected a length below 2^63 bytes, got %" PRIu64 " x %" PRIu64
+         " with %" PRIu64 " nonzeros",
+         header.rows, header.cols, header.nonzeros);
+}
+
+// Zeroes what may be padding at the end of each section: to be called before they are filled.
+inline void clear_section_ends(uint8_t* out, const Layout& layout, int sections) {
+  for (int i = 0; i < sections; ++i) {
+    const uint64_t end = i + 1 < sections ? layout.section[i + 1] : layout.bytes;
+    clear_padding(out, end == layout.section[i] ? end : end - kAlignment, end);
+  }
 }
 
 // Calls f(begin, end) for ranges of groups, on as many threads as pay for `bytes`.

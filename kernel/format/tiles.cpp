@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "format/lane_groups.h"
-#include "format/sections.h"
 
 namespace fxsparse {
 namespace {
@@ -43,12 +42,15 @@ Layout layout(const Header& header) {
     fail("packed extent[0] (steps): expected at most %" PRIu64 " (entries), got %" PRIu64, entries,
          steps);
   const uint64_t groups = (header.rows + kRowGroup - 1) / kRowGroup;
-  Sections sections;
-  sections.add(groups + 1, 2 * static_cast<uint64_t>(header.offset_width));
-  sections.add(steps, sizeof(uint16_t));
-  sections.add(entries, sizeof(uint8_t));
-  sections.add(entries, value_bytes(header.value));
-  return sections.finish(header);
+  SectionPlacer placer;
+  Layout result{};
+  result.section[kTilesGroups] =
+      placer.place(groups + 1, 2 * static_cast<uint64_t>(header.offset_width));
+  result.section[kTilesMasks] = placer.place(steps, sizeof(uint16_t));
+  result.section[kTilesIndices] = placer.place(entries, sizeof(uint8_t));
+  result.section[kTilesValues] = placer.place(entries, value_bytes(header.value));
+  finish_layout(header, placer, result);
+  return result;
 }
 
 // The mean of the most nonzeros that any of 16 rows has in a tile: sum of P(most > t).
@@ -96,7 +98,7 @@ void for_group_entries(const PackedView& view, int64_t group, F&& f) {
   const int64_t end = step_offset(view, group + 1);
   for (int64_t step = step_offset(view, group); step < end; ++step) {
     tile += view.section[kTilesIndices][entry] >> kTileColsLog2;
-    for (unsigned mask = get<uint16_t>(view.section[kTilesMasks], step); mask != 0;
+    for (unsigned mask = load_at<uint16_t>(view.section[kTilesMasks], step); mask != 0;
          mask &= mask - 1, ++entry)
       f(entry, __builtin_ctz(mask),
         tile * kTileCols + view.section[kTilesIndices][entry] % kTileCols);
@@ -124,7 +126,7 @@ void check_group(const PackedView& view, int64_t group) {
   const int64_t last_entry = entry_offset(view, group + 1);
   const int64_t last_step = step_offset(view, group + 1);
   for (int64_t step = step_offset(view, group); step < last_step; ++step) {
-    unsigned mask = get<uint16_t>(view.section[kTilesMasks], step);
+    unsigned mask = load_at<uint16_t>(view.section[kTilesMasks], step);
     if (mask == 0 || mask >> rows != 0)
       fail("tiles masks[%" PRId64 "]: expected bits of the group's %" PRId64 " rows, got 0x%x",
            step, rows, mask);
@@ -158,7 +160,7 @@ int64_t count_group_nonzeros(const PackedView& view, int64_t group) {
   return with_bits(view.value, [&](auto bits) {
     int64_t count = 0;
     for (int64_t i = entry_offset(view, group); i < entry_offset(view, group + 1); ++i)
-      count += is_nonzero(get<decltype(bits)>(view.section[kTilesValues], i));
+      count += is_nonzero(load_at<decltype(bits)>(view.section[kTilesValues], i));
     return count;
   });
 }
@@ -191,7 +193,7 @@ void decode(const PackedView& view, int64_t first_row, Entries& out) {
     const uint8_t* values = view.section[kTilesValues];
     int64_t next[kRowGroup] = {};
     for_group_entries(view, group, [&](int64_t entry, int row, int64_t) {
-      next[row] += is_nonzero(get<Bits>(values, entry));
+      next[row] += is_nonzero(load_at<Bits>(values, entry));
     });
     out.offsets.resize(out.rows + 1);
     int64_t sum = 0;
@@ -204,11 +206,11 @@ void decode(const PackedView& view, int64_t first_row, Entries& out) {
     out.columns.resize(sum);
     out.values.resize(sum * static_cast<int64_t>(sizeof(Bits)));
     for_group_entries(view, group, [&](int64_t entry, int row, int64_t column) {
-      const Bits value = get<Bits>(values, entry);
+      const Bits value = load_at<Bits>(values, entry);
       if (!is_nonzero(value)) return;
       const int64_t to = next[row]++;
       out.columns[to] = static_cast<uint32_t>(column);
-      put(out.values.data(), to, value);
+      store_at(out.values.data(), to, value);
     });
   });
 }

@@ -1,5 +1,4 @@
 #include "format/lane_groups.h"
-#include "format/sections.h"
 #include "format/tiles.h"
 
 namespace fxsparse {
@@ -196,7 +195,7 @@ void tiles_measure(const DenseView& dense, uint64_t* steps, uint64_t* entries) {
 void tiles_pack(const DenseView& dense, const Header& header, uint8_t* out) {
   const Layout layout = kTilesFormat.layout(header);
   std::memcpy(out, &header, sizeof header);
-  clear_padding(out, layout, kTilesSections);
+  clear_section_ends(out, layout, kTilesSections);
   const bool same = with_bits(header.value, [&](auto bits) {
     return Packer<decltype(bits)>{
         dense,
