@@ -61,7 +61,7 @@ __attribute__((always_inline)) inline void multiply_group(const Bitmap<S>& w, in
       for (int p = 0; p < P; ++p) acc[u][b][p] = V::zero();
 
   const auto column = [&](V(&a)[kWidth][P], int u) __attribute__((always_inline)) {
-    const unsigned bits = read(mask + u);
+    const unsigned bits = read_mask(mask + u);
     V lanes[P];
     expand_group(bits, value, lanes);
     value += __builtin_popcount(bits);
@@ -221,13 +221,13 @@ void expand_slice(const Bitmap<S>& w, const uint16_t* masks, int n, const S*& va
     masks = bits;
   }
   const S* from = value;
-  if (w.values_end - value < (kSteps + 1) * kGroup) {
+  if (w.values_end - value < kSteps * kGroup) {
     copy_entries(value, w.values_end - value, tail);
     from = tail;
   }
   const S* const first = from;
   for (int k = 0; k < n; ++k) {
-    const unsigned mask = read(masks + k);
+    const unsigned mask = read_mask(masks + k);
     V lanes[kParts<V>];
     expand_group(mask, from, lanes);
 #pragma GCC unroll 16

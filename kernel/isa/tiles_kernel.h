@@ -92,7 +92,7 @@ __attribute__((always_inline)) inline void multiply_group(const Tiles<S>& w, int
       for (int p = 0; p < P; ++p) acc[u][b][p] = V::zero();
 
   const auto step = [&](V(&a)[kWidth][P], int u) __attribute__((always_inline)) {
-    const unsigned bits = read(mask + u);
+    const unsigned bits = read_mask(mask + u);
     x += static_cast<int64_t>(*index >> kAdvanceShift) * kTile;
     multiply_step<S, V, kWidth>(bits, value, index, x, a);
     const int n = __builtin_popcount(bits);
@@ -225,7 +225,7 @@ bool expand_steps(const Tiles<S>& w, Cursor& cursor, int64_t begin, int64_t end,
     __builtin_memcpy(mask_tail, masks, (w.steps - cursor.step) * sizeof *masks);
     masks = mask_tail;
   }
-  if (const int64_t left = w.entries - cursor.entry; left < (kSteps + 1) * kGroup) {
+  if (const int64_t left = w.entries - cursor.entry; left < kSteps * kGroup) {
     copy_entries(value, left, value_tail);
     copy_entries(index, left, index_tail);
     value = value_tail;
@@ -240,7 +240,7 @@ bool expand_steps(const Tiles<S>& w, Cursor& cursor, int64_t begin, int64_t end,
     const int64_t next = tile + (*index >> kAdvanceShift);
     if (next >= end) break;
     tile = next;
-    const unsigned mask = read(masks + t);
+    const unsigned mask = read_mask(masks + t);
     V lanes[kParts<V>];
     expand_group(mask, value, lanes);
 #pragma GCC unroll 16
