@@ -41,13 +41,13 @@ constexpr int unroll_of() {
 // Bytes that are asked for ahead of the values in use.
 constexpr int64_t kAhead = 3072;
 
-// sums[b][part] <- a group times x[k * stride + b], b < kWidth. The order of the sum depends on
+// sums[b][row] <- a group times x[k * stride + b], b < kWidth. The order of the sum depends on
 // kWidth alone.
 template <class S, class V, int kWidth>
 __attribute__((always_inline)) inline void multiply_group(const Bitmap<S>& w, int64_t group,
                                                           const typename V::Scalar* x,
                                                           int64_t stride,
-                                                          V (&sums)[kWidth][kParts<V>]) {
+                                                          typename V::Scalar (*sums)[kGroup]) {
   constexpr int P = kParts<V>;
   constexpr int U = unroll_of<V, kWidth>();
   const uint16_t* mask = w.masks + group * w.cols;
@@ -110,12 +110,12 @@ __attribute__((always_inline)) inline void multiply_group(const Bitmap<S>& w, in
 #pragma GCC unroll 16
   for (int b = 0; b < kWidth; ++b)
 #pragma GCC unroll 16
-    for (int p = 0; p < P; ++p) sums[b][p] = acc[0][b][p];
+    for (int p = 0; p < P; ++p) acc[0][b][p].store(sums[b] + p * V::kLanes);
 }
 
 // x: `passes` times kWidth batch rows, those of a pass `next` apart.
 template <class S, int kWidth>
-void multiply_width(const PackedView& view, const void* x_, int64_t stride, int64_t next,
+__attribute__((noinline)) void multiply_width(const PackedView& view, const void* x_, int64_t stride, int64_t next,
                     int64_t passes, int64_t rows, const S* bias, S* y, int64_t y_stride,
                     int64_t begin, int64_t end) {
   using V = typename ComputeOf<S>::Vector;
@@ -124,13 +124,11 @@ void multiply_width(const PackedView& view, const void* x_, int64_t stride, int6
   for (int64_t row = begin; row < end; row += kGroup) {
     const int n = end - row < kGroup ? static_cast<int>(end - row) : kGroup;
     for (int64_t pass = 0; pass < passes; ++pass) {
-      V sums[kWidth][kParts<V>];
+      typename V::Scalar sums[kWidth][kGroup];
       multiply_group<S, V, kWidth>(w, row / kGroup, x + pass * next, stride, sums);
-      const int64_t b0 = pass * kWidth;
-      S* out = y + b0 * y_stride + row;
-#pragma GCC unroll 16
-      for (int b = 0; b < kWidth; ++b)
-        if (b0 + b < rows) store_group<S, V>(sums[b], bias ? bias + row : nullptr, n, out + b * y_stride);
+      for (int64_t b = 0; b < kWidth && pass * kWidth + b < rows; ++b)
+        store_group<S, V>(sums[b], bias ? bias + row : nullptr, n,
+                          y + (pass * kWidth + b) * y_stride + row);
     }
   }
 }
@@ -255,10 +253,47 @@ inline void make_pairs(const uint64_t* rows, Pair* pairs) {
   }
 }
 
-inline int64_t take_bit(uint64_t& bits) {
-  const int64_t k = __builtin_ctzll(bits);
-  bits &= bits - 1;
-  return k;
+// Few vectors: the columns that either row uses, one loop with one end to mispredict, two columns a
+// time in sums of their own. Zeros cost less than the loops of multiply_pair.
+constexpr int kUnionVectors = 3;
+
+template <class V, int kVectors>
+__attribute__((always_inline)) inline void multiply_union(uint64_t columns, int pairs,
+                                                          const typename V::Scalar* values,
+                                                          const typename V::Scalar* x,
+                                                          typename V::Scalar* sums) {
+  constexpr int L = V::kLanes;
+  constexpr int64_t kLanes = static_cast<int64_t>(kVectors) * L;
+  V acc[2][2][kVectors];  // [column][row]
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v) {
+#pragma GCC unroll 2
+    for (int r = 0; r < 2; ++r) {
+      acc[0][r][v] = V::load(sums + r * kLanes + v * L);
+      acc[1][r][v] = V::zero();
+    }
+  }
+  const auto column = [&](V(&a)[2][kVectors], uint64_t k, const typename V::Scalar* xk)
+      __attribute__((always_inline)) {
+    const V w0 = V::broadcast(values[k * kGroup]), w1 = V::broadcast(values[k * kGroup + 1]);
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      V xv = V::load(xk + v * L);
+      keep(xv);
+      a[0][v] = V::fma(w0, xv, a[0][v]);
+      a[1][v] = V::fma(w1, xv, a[1][v]);
+    }
+  };
+  for (; pairs > 0; --pairs) {
+    const uint64_t k = take_step(columns), l = take_step(columns);
+    column(acc[0], k, x + k * kLanes);
+    column(acc[1], l, x + l % kSteps * kLanes);  // there is no row kSteps of x
+  }
+#pragma GCC unroll 2
+  for (int r = 0; r < 2; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v)
+      V::add(acc[0][r][v], acc[1][r][v]).store(sums + r * kLanes + v * L);
 }
 
 // sums[row] += the pair's rows times x[k][lane], values[k][row].
@@ -276,7 +311,7 @@ __attribute__((always_inline)) inline void multiply_pair(const Pair& pair,
   for (int v = 0; v < kVectors; ++v) a[v] = b[v] = V::zero();
   uint64_t shared = pair.shared, longer = pair.longer, shorter = pair.shorter;
   for (int n = pair.shared_count; n > 0; --n) {
-    const int64_t k = take_bit(shared);
+    const uint64_t k = take_step(shared);
     const V wa = V::broadcast(value_a[k * kGroup]), wb = V::broadcast(value_b[k * kGroup]);
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
@@ -287,7 +322,7 @@ __attribute__((always_inline)) inline void multiply_pair(const Pair& pair,
     }
   }
   for (int n = pair.both_count; n > 0; --n) {
-    const int64_t k = take_bit(longer), l = take_bit(shorter);
+    const uint64_t k = take_step(longer), l = take_step(shorter);
     const V wa = V::broadcast(value_a[k * kGroup]), wb = V::broadcast(value_b[l * kGroup]);
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) a[v] = V::fma(wa, V::load(x + k * kLanes + v * L), a[v]);
@@ -295,7 +330,7 @@ __attribute__((always_inline)) inline void multiply_pair(const Pair& pair,
     for (int v = 0; v < kVectors; ++v) b[v] = V::fma(wb, V::load(x + l * kLanes + v * L), b[v]);
   }
   for (int n = pair.rest_count; n > 0; --n) {
-    const int64_t k = take_bit(longer);
+    const uint64_t k = take_step(longer);
     const V wa = V::broadcast(value_a[k * kGroup]);
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) a[v] = V::fma(wa, V::load(x + k * kLanes + v * L), a[v]);
@@ -308,8 +343,30 @@ __attribute__((always_inline)) inline void multiply_pair(const Pair& pair,
   for (int v = 0; v < kVectors; ++v) V::add(b[v], V::load(sum_b + v * L)).store(sum_b + v * L);
 }
 
+template <class V, int kVectors>
+__attribute__((always_inline)) inline void multiply_slice(
+    const Expanded<typename V::Scalar>& slice, const typename V::Scalar* x,
+    typename V::Scalar* sums) {
+  constexpr int64_t kLanes = static_cast<int64_t>(kVectors) * V::kLanes;
+  if constexpr (kVectors <= kUnionVectors) {
+    uint64_t columns[kGroup / 2];
+    int pairs[kGroup / 2];
+    for (int p = 0; p < kGroup / 2; ++p) {
+      columns[p] = slice.rows[2 * p] | slice.rows[2 * p + 1];
+      pairs[p] = (__builtin_popcountll(columns[p]) + 1) / 2;
+    }
+    for (int p = 0; p < kGroup / 2; ++p)
+      multiply_union<V, kVectors>(columns[p], pairs[p], slice.values + 2 * p, x,
+                                  sums + 2 * p * kLanes);
+  } else {
+    Pair pairs[kGroup / 2];
+    make_pairs(slice.rows, pairs);
+    for (const Pair& pair : pairs) multiply_pair<V, kVectors>(pair, slice.values, x, sums);
+  }
+}
+
 template <class S, int kVectors>
-void multiply_panel(const PackedView& view, const void* panel_, int64_t rows, const S* bias, S* y,
+__attribute__((noinline)) void multiply_panel(const PackedView& view, const void* panel_, int64_t rows, const S* bias, S* y,
                     int64_t y_stride, int64_t begin, int64_t end, void* scratch) {
   using V = typename ComputeOf<S>::Vector;
   using Scalar = typename V::Scalar;
@@ -319,6 +376,7 @@ void multiply_panel(const PackedView& view, const void* panel_, int64_t rows, co
   Scalar* sums = static_cast<Scalar*>(scratch);
   auto* slice = reinterpret_cast<Expanded<Scalar>*>(static_cast<char*>(scratch) +
                                                     block_bytes<V>(kVectors));
+  for (int r = 0; r < kGroup; ++r) slice->values[kSteps * kGroup + r] = 0;
   for_blocks<S, kVectors>(
       rows, bias, y, y_stride, begin, end, sums,
       [&](int64_t first_group, int64_t groups, Scalar* block_sums) {
@@ -328,11 +386,8 @@ void multiply_panel(const PackedView& view, const void* panel_, int64_t rows, co
           const int n = w.cols - k0 < kSteps ? static_cast<int>(w.cols - k0) : kSteps;
           for (int64_t g = 0; g < groups; ++g) {
             expand_slice<S, V>(w, w.masks + (first_group + g) * w.cols + k0, n, value[g], slice);
-            Pair pairs[kGroup / 2];
-            make_pairs(slice->rows, pairs);
-            for (const Pair& pair : pairs)
-              multiply_pair<V, kVectors>(pair, slice->values, panel + k0 * kLanes,
-                                         block_sums + g * kGroup * kLanes);
+            multiply_slice<V, kVectors>(*slice, panel + k0 * kLanes,
+                                        block_sums + g * kGroup * kLanes);
           }
         }
       });

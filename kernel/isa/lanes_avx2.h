@@ -48,6 +48,9 @@ inline F64 expand(F64 packed, unsigned mask) {
       _mm256_blendv_ps(lanes, _mm256_setzero_ps(), _mm256_castsi256_ps(from)))};
 }
 
+// The lowest bit that is set, or 64.
+inline uint64_t lowest_bit(uint64_t bits) { return _tzcnt_u64(bits); }
+
 // Bit c of rows[r] <- bit r of the c-th of 64 masks.
 inline void transpose_masks(const uint8_t* masks, uint64_t* rows) {
   for (int r = 0; r < 16; ++r) rows[r] = 0;

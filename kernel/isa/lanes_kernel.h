@@ -49,7 +49,9 @@ __attribute__((always_inline)) inline void for_parts(unsigned mask, F&& f) {
 template <class S, class V>
 __attribute__((always_inline)) inline void expand_group(unsigned mask, const S* packed, V* out) {
   for_parts<V>(mask, [&](int p, unsigned bits, int before) __attribute__((always_inline)) {
-    out[p] = expand(V::load(packed + before), bits);
+    V values = V::load(packed + before);
+    keep(values);
+    out[p] = expand(values, bits);
   });
 }
 
@@ -62,18 +64,15 @@ inline void copy_entries(const T* from, int64_t n, T* to) {
 
 // The sums of a group's rows for one batch row, of which n exist.
 template <class S, class V>
-__attribute__((always_inline)) inline void store_group(const V* sums, const S* bias, int n, S* y) {
+inline void store_group(const typename V::Scalar* sums, const S* bias, int n, S* y) {
   constexpr int L = V::kLanes;
   if (n == kGroup) {
 #pragma GCC unroll 16
     for (int p = 0; p < kParts<V>; ++p)
-      V::add(sums[p], bias ? V::load(bias + p * L) : V::zero()).store(y + p * L);
+      V::add(V::load(sums + p * L), bias ? V::load(bias + p * L) : V::zero()).store(y + p * L);
     return;
   }
-  typename V::Scalar lanes[kGroup];
-#pragma GCC unroll 16
-  for (int p = 0; p < kParts<V>; ++p) sums[p].store(lanes + p * L);
-  for (int r = 0; r < n; ++r) narrow(lanes[r] + (bias ? widen(bias[r]) : 0), y + r);
+  for (int r = 0; r < n; ++r) narrow(sums[r] + (bias ? widen(bias[r]) : 0), y + r);
 }
 
 // ---- a few batch rows ---------------------------------------------------------------------------
@@ -99,7 +98,8 @@ inline FewShape few_shape(int64_t rows) {
   return {passes, kMaxFew};
 }
 
-// Calls f(constant of width) with the instantiation for a width.
+// Calls f(constant of width) with the instantiation for a width. What f calls must not be inlined:
+// among all the widths g++ spills pointers into vector registers.
 template <int N>
 struct Constant {
   static constexpr int value = N;
@@ -164,7 +164,7 @@ constexpr int kMostVectors = kRegisters == 32 ? 8 : 6;
 // panel's rows (L1) is multiplied with all of them.
 constexpr int64_t kBlockRows = 256;
 
-// Row `kSteps` is zero: an odd number of entries is padded with it.
+// Step `kSteps` is zero: an odd number of entries is padded with it.
 constexpr int kSteps = 64;
 
 // A slice of a group, expanded.
@@ -174,6 +174,13 @@ struct Expanded {
   alignas(64) int32_t places[(kSteps + 1) * kGroup];
   uint64_t rows[kGroup];  // bit t: the row has a value in step t
 };
+
+// The next step whose bit is set, or the one that is zero.
+inline uint64_t take_step(uint64_t& bits) {
+  const uint64_t t = lowest_bit(bits);
+  bits &= bits - 1;
+  return t;
+}
 
 template <class V>
 inline int64_t block_bytes(int vectors) {

@@ -4,6 +4,11 @@
 template <class V>
 inline void keep(V&) {}
 
+// The lowest bit that is set, or 64.
+inline uint64_t lowest_bit(uint64_t bits) {
+  return bits != 0 ? static_cast<uint64_t>(__builtin_ctzll(bits)) : 64;
+}
+
 // Bit c of rows[r] <- bit r of the c-th of 64 masks: 16 x 16 bits at a time, swapping ever smaller
 // squares off the diagonal.
 inline void transpose_masks(const uint8_t* masks, uint64_t* rows) {

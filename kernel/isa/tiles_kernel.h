@@ -70,11 +70,11 @@ __attribute__((always_inline)) inline void multiply_step(unsigned mask, const S*
   });
 }
 
-// sums[b][part] <- a group times x[tile][b][column].
+// sums[b][row] <- a group times x[tile][b][column].
 template <class S, class V, int kWidth>
 __attribute__((always_inline)) inline void multiply_group(const Tiles<S>& w, int64_t group,
                                                           const typename V::Scalar* x,
-                                                          V (&sums)[kWidth][kParts<V>]) {
+                                                          typename V::Scalar (*sums)[kGroup]) {
   constexpr int P = kParts<V>;
   constexpr int U = kWidth * P <= 4 ? 2 : 1;
   constexpr int64_t kTile = kTileCols * kWidth;
@@ -132,12 +132,14 @@ __attribute__((always_inline)) inline void multiply_group(const Tiles<S>& w, int
 #pragma GCC unroll 16
   for (int b = 0; b < kWidth; ++b)
 #pragma GCC unroll 16
-    for (int p = 0; p < P; ++p)
-      sums[b][p] = U == 2 ? V::add(acc[0][b][p], acc[U - 1][b][p]) : acc[0][b][p];
+    for (int p = 0; p < P; ++p) {
+      const V sum = U == 2 ? V::add(acc[0][b][p], acc[U - 1][b][p]) : acc[0][b][p];
+      sum.store(sums[b] + p * V::kLanes);
+    }
 }
 
 template <class S, int kWidth>
-void multiply_width(const PackedView& view, const void* x_, int64_t rows, const S* bias, S* y,
+__attribute__((noinline)) void multiply_width(const PackedView& view, const void* x_, int64_t rows, const S* bias, S* y,
                     int64_t y_stride, int64_t begin, int64_t end) {
   using V = typename ComputeOf<S>::Vector;
   const Tiles<S> w(view);
@@ -146,13 +148,10 @@ void multiply_width(const PackedView& view, const void* x_, int64_t rows, const 
   for (int64_t row = begin; row < end; row += kGroup) {
     const int n = end - row < kGroup ? static_cast<int>(end - row) : kGroup;
     for (int64_t b0 = 0; b0 < rows; b0 += kWidth) {
-      V sums[kWidth][kParts<V>];
+      typename V::Scalar sums[kWidth][kGroup];
       multiply_group<S, V, kWidth>(w, row / kGroup, x + b0 / kWidth * next, sums);
-      S* out = y + b0 * y_stride + row;
-#pragma GCC unroll 16
-      for (int b = 0; b < kWidth; ++b)
-        if (b0 + b < rows)
-          store_group<S, V>(sums[b], bias ? bias + row : nullptr, n, out + b * y_stride);
+      for (int64_t b = 0; b < kWidth && b0 + b < rows; ++b)
+        store_group<S, V>(sums[b], bias ? bias + row : nullptr, n, y + (b0 + b) * y_stride + row);
     }
   }
 }
@@ -260,13 +259,6 @@ bool expand_steps(const Tiles<S>& w, Cursor& cursor, int64_t begin, int64_t end,
   return t == kSteps;
 }
 
-// The next step of a row, or the one that is zero.
-inline int64_t take_step(uint64_t& bits) {
-  const int64_t t = bits != 0 ? __builtin_ctzll(bits) : kSteps;
-  bits &= bits - 1;
-  return t;
-}
-
 // sums[lane] += one row's entries times x: two at a time, in sums of their own.
 template <class V, int kVectors>
 __attribute__((always_inline)) inline void multiply_row(uint64_t bits, int pairs,
@@ -282,7 +274,7 @@ __attribute__((always_inline)) inline void multiply_row(uint64_t bits, int pairs
     b[v] = V::zero();
   }
   for (; pairs > 0; --pairs) {
-    const int64_t t = take_step(bits), u = take_step(bits);
+    const uint64_t t = take_step(bits), u = take_step(bits);
     const V wa = V::broadcast(values[t * kGroup]), wb = V::broadcast(values[u * kGroup]);
     const auto* xa = reinterpret_cast<const Scalar*>(x + places[t * kGroup]);
     const auto* xb = reinterpret_cast<const Scalar*>(x + places[u * kGroup]);
@@ -307,7 +299,7 @@ int64_t slice_tiles(const PackedView& w, int vectors) {
 }
 
 template <class S, int kVectors>
-void multiply_panel(const PackedView& view, const void* panel_, int64_t rows, const S* bias, S* y,
+__attribute__((noinline)) void multiply_panel(const PackedView& view, const void* panel_, int64_t rows, const S* bias, S* y,
                     int64_t y_stride, int64_t begin, int64_t end, void* scratch) {
   using V = typename ComputeOf<S>::Vector;
   using Scalar = typename V::Scalar;
