@@ -213,6 +213,7 @@ void expand_slice(const Bitmap<S>& w, const uint16_t* masks, int n, const S*& va
   constexpr int L = V::kLanes;
   uint16_t bits[kSteps];
   S tail[(kSteps + 1) * kGroup];
+  const uint16_t* const next_masks = masks + n;
   if (n < kSteps) {
     __builtin_memset(bits, 0, sizeof bits);
     __builtin_memcpy(bits, masks, n * sizeof *masks);
@@ -233,6 +234,8 @@ void expand_slice(const Bitmap<S>& w, const uint16_t* masks, int n, const S*& va
     from += __builtin_popcount(mask);
   }
   value += from - first;
+  prefetch(value, (from - first) * static_cast<int64_t>(sizeof(S)));
+  prefetch(next_masks, kSteps * static_cast<int64_t>(sizeof(uint16_t)));
   transpose_masks(reinterpret_cast<const uint8_t*>(masks), out->rows);
 }
 
@@ -399,9 +402,24 @@ int64_t scratch_bytes(const PackedView&, int vectors) {
   return block_bytes<V>(vectors) + static_cast<int64_t>(sizeof(Expanded<typename V::Scalar>));
 }
 
+// Batch rows of a panel that are multiplied at once where few of the weights are zero, as those of a
+// small batch are: for up to two vectors.
+template <class V>
+constexpr int kDenseWidth = kParts<V> == 1 ? 16 : 4;
+constexpr double kDense = 0.45;
+
 template <class S>
 void multiply(const PackedView& w, const void* panel, int64_t rows, int vectors, const void* bias,
               void* y, int64_t y_stride, int64_t begin, int64_t end, void* scratch) {
+  using V = typename ComputeOf<S>::Vector;
+  if constexpr (kDenseWidth<V> <= most_width<V>() && V::kLanes % kDenseWidth<V> == 0) {
+    const double size = static_cast<double>(w.rows) * static_cast<double>(w.cols);
+    if (vectors <= 2 && static_cast<double>(w.nonzeros) > kDense * size)
+      return multiply_width<S, kDenseWidth<V>>(
+          w, panel, static_cast<int64_t>(vectors) * V::kLanes, kDenseWidth<V>,
+          (rows + kDenseWidth<V> - 1) / kDenseWidth<V>, rows, static_cast<const S*>(bias),
+          static_cast<S*>(y), y_stride, begin, end);
+  }
   with_vectors<kMostVectors>(vectors, [&](auto constant) {
     multiply_panel<S, decltype(constant)::value>(w, panel, rows, static_cast<const S*>(bias),
                                                  static_cast<S*>(y), y_stride, begin, end,
