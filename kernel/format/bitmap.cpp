@@ -56,8 +56,7 @@ void check_group(const PackedView& view, int64_t group) {
   const int64_t begin = value_offset(view, group), end = value_offset(view, group + 1);
   if (group == 0 && begin != 0) fail("bitmap groups[0]: expected 0, got %" PRId64, begin);
   if (end < begin || end > view.nonzeros)
-    fail("bitmap groups[%" PRId64 "]: expected %" PRId64 " to %" PRId64
-         " (nonzeros), got %" PRId64,
+    fail("bitmap groups[%" PRId64 "]: expected %" PRId64 " to %" PRId64 " (nonzeros), got %" PRId64,
          group + 1, begin, view.nonzeros, end);
   const uint8_t* masks = masks_of(view, group);
   int64_t count = 0;
@@ -79,8 +78,7 @@ void check_group(const PackedView& view, int64_t group) {
          end - begin, count);
   const int64_t rows = std::min(kRowGroup, view.rows - group * kRowGroup);
   if ((any & 0xffffu) >> rows != 0)
-    fail("bitmap masks of group %" PRId64 ": expected no bit beyond its %" PRId64
-         " rows, got some",
+    fail("bitmap masks of group %" PRId64 ": expected no bit beyond its %" PRId64 " rows, got some",
          group, rows);
 }
 
@@ -134,8 +132,8 @@ int64_t row_cut(const PackedView& view, int64_t part, int64_t parts) {
 }  // namespace
 
 const Format kBitmapFormat = {
-    FormatId::kBitmap, "bitmap",    unit_rows, describe, expected_bytes,
-    layout,            bitmap_pack, validate,  decode,   row_cut,
+    FormatId::kBitmap, "bitmap", unit_rows, describe, expected_bytes, layout,
+    bitmap_pack,       validate, decode,    row_cut,
 };
 
 }  // namespace fxsparse

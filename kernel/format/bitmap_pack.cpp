@@ -9,8 +9,7 @@ constexpr int kBlockCols = 64;
 template <class Bits>
 unsigned mask_of(const Bits (&values)[kRowGroup]) {
   unsigned mask = 0;
-  for (int r = 0; r < kRowGroup; ++r)
-    mask |= static_cast<unsigned>(is_nonzero(values[r])) << r;
+  for (int r = 0; r < kRowGroup; ++r) mask |= static_cast<unsigned>(is_nonzero(values[r])) << r;
   return mask;
 }
 
@@ -97,9 +96,9 @@ void bitmap_pack(const DenseView& dense, const Header& header, uint8_t* out) {
   std::memcpy(out, &header, sizeof header);
   clear_section_ends(out, layout, kBitmapSections);
   const bool same = with_bits(header.value, [&](auto bits) {
-    return Packer<decltype(bits)>{
-        dense, header.offset_width, out + layout.section[kBitmapGroups],
-        out + layout.section[kBitmapMasks], out + layout.section[kBitmapValues]}
+    return Packer<decltype(bits)>{dense, header.offset_width, out + layout.section[kBitmapGroups],
+                                  out + layout.section[kBitmapMasks],
+                                  out + layout.section[kBitmapValues]}
         .run(header.nonzeros);
   });
   if (!same)

@@ -55,9 +55,8 @@ void for_groups(int64_t groups, int64_t bytes, F&& f) {
   const int threads = threads_for_bytes(bytes);
   const int64_t chunks = std::min<int64_t>(groups, threads == 1 ? 1 : threads * 4);
   if (chunks == 0) return;
-  parallel_for(threads, static_cast<int>(chunks), [&](int chunk) {
-    f(groups * chunk / chunks, groups * (chunk + 1) / chunks);
-  });
+  parallel_for(threads, static_cast<int>(chunks),
+               [&](int chunk) { f(groups * chunk / chunks, groups * (chunk + 1) / chunks); });
 }
 
 // check(group) throws Error; of several, that of the first group is thrown here.
@@ -88,8 +87,8 @@ void read_block(const DenseView& dense, int64_t group, int64_t k0, int cols,
                 Bits (*block)[kRowGroup]) {
   const int64_t first = group * kRowGroup;
   const int rows = static_cast<int>(std::min(kRowGroup, dense.rows - first));
-  const Bits* data = static_cast<const Bits*>(dense.data) + first * dense.row_stride +
-                     k0 * dense.col_stride;
+  const Bits* data =
+      static_cast<const Bits*>(dense.data) + first * dense.row_stride + k0 * dense.col_stride;
   if (rows < kRowGroup) std::memset(block, 0, cols * sizeof *block);
   if (columns_are_contiguous(dense)) {
     for (int k = 0; k < cols; ++k)

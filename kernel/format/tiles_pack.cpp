@@ -197,13 +197,12 @@ void tiles_pack(const DenseView& dense, const Header& header, uint8_t* out) {
   std::memcpy(out, &header, sizeof header);
   clear_section_ends(out, layout, kTilesSections);
   const bool same = with_bits(header.value, [&](auto bits) {
-    return Packer<decltype(bits)>{
-        dense,
-        header.offset_width,
-        out + layout.section[kTilesGroups],
-        out + layout.section[kTilesMasks],
-        out + layout.section[kTilesIndices],
-        out + layout.section[kTilesValues]}
+    return Packer<decltype(bits)>{dense,
+                                  header.offset_width,
+                                  out + layout.section[kTilesGroups],
+                                  out + layout.section[kTilesMasks],
+                                  out + layout.section[kTilesIndices],
+                                  out + layout.section[kTilesValues]}
         .run(header.extent[0], header.extent[1]);
   });
   if (!same)

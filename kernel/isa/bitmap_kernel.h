@@ -115,9 +115,10 @@ __attribute__((always_inline)) inline void multiply_group(const Bitmap<S>& w, in
 
 // x: `passes` times kWidth batch rows, those of a pass `next` apart.
 template <class S, int kWidth>
-__attribute__((noinline)) void multiply_width(const PackedView& view, const void* x_, int64_t stride, int64_t next,
-                    int64_t passes, int64_t rows, const S* bias, S* y, int64_t y_stride,
-                    int64_t begin, int64_t end) {
+__attribute__((noinline)) void multiply_width(const PackedView& view, const void* x_,
+                                              int64_t stride, int64_t next, int64_t passes,
+                                              int64_t rows, const S* bias, S* y, int64_t y_stride,
+                                              int64_t begin, int64_t end) {
   using V = typename ComputeOf<S>::Vector;
   const Bitmap<S> w(view);
   const auto* x = static_cast<const typename V::Scalar*>(x_);
@@ -164,7 +165,8 @@ void transpose_few(const S* x, int64_t stride, int64_t rows, int64_t cols,
       for (int b = 0; b < kWidth; ++b) out[k * kWidth + b] = widen(x[b * stride + k]);
   } else {
     for (; k < cols; ++k)
-      for (int b = 0; b < kWidth; ++b) out[k * kWidth + b] = b < rows ? widen(x[b * stride + k]) : 0;
+      for (int b = 0; b < kWidth; ++b)
+        out[k * kWidth + b] = b < rows ? widen(x[b * stride + k]) : 0;
   }
 }
 
@@ -179,8 +181,10 @@ void prepare_few(const void* x_, int64_t stride, int64_t rows, int64_t cols, voi
     for (int64_t pass = 0; pass < shape.passes; ++pass) {
       const int64_t left = rows - pass * kWidth;
       transpose_few<S, kWidth>(x + pass * kWidth * stride, stride,
-                               left < 0 ? 0 : left < kWidth ? left : kWidth, cols,
-                               out + pass * kWidth * cols);
+                               left < 0        ? 0
+                               : left < kWidth ? left
+                                               : kWidth,
+                               cols, out + pass * kWidth * cols);
     }
   });
 }
@@ -347,9 +351,9 @@ __attribute__((always_inline)) inline void multiply_pair(const Pair& pair,
 }
 
 template <class V, int kVectors>
-__attribute__((always_inline)) inline void multiply_slice(
-    const Expanded<typename V::Scalar>& slice, const typename V::Scalar* x,
-    typename V::Scalar* sums) {
+__attribute__((always_inline)) inline void multiply_slice(const Expanded<typename V::Scalar>& slice,
+                                                          const typename V::Scalar* x,
+                                                          typename V::Scalar* sums) {
   constexpr int64_t kLanes = static_cast<int64_t>(kVectors) * V::kLanes;
   if constexpr (kVectors <= kUnionVectors) {
     uint64_t columns[kGroup / 2];
@@ -369,16 +373,17 @@ __attribute__((always_inline)) inline void multiply_slice(
 }
 
 template <class S, int kVectors>
-__attribute__((noinline)) void multiply_panel(const PackedView& view, const void* panel_, int64_t rows, const S* bias, S* y,
-                    int64_t y_stride, int64_t begin, int64_t end, void* scratch) {
+__attribute__((noinline)) void multiply_panel(const PackedView& view, const void* panel_,
+                                              int64_t rows, const S* bias, S* y, int64_t y_stride,
+                                              int64_t begin, int64_t end, void* scratch) {
   using V = typename ComputeOf<S>::Vector;
   using Scalar = typename V::Scalar;
   constexpr int64_t kLanes = static_cast<int64_t>(kVectors) * V::kLanes;
   const Bitmap<S> w(view);
   const Scalar* panel = static_cast<const Scalar*>(panel_);
   Scalar* sums = static_cast<Scalar*>(scratch);
-  auto* slice = reinterpret_cast<Expanded<Scalar>*>(static_cast<char*>(scratch) +
-                                                    block_bytes<V>(kVectors));
+  auto* slice =
+      reinterpret_cast<Expanded<Scalar>*>(static_cast<char*>(scratch) + block_bytes<V>(kVectors));
   for (int r = 0; r < kGroup; ++r) slice->values[kSteps * kGroup + r] = 0;
   for_blocks<S, kVectors>(
       rows, bias, y, y_stride, begin, end, sums,
@@ -402,43 +407,48 @@ int64_t scratch_bytes(const PackedView&, int vectors) {
   return block_bytes<V>(vectors) + static_cast<int64_t>(sizeof(Expanded<typename V::Scalar>));
 }
 
-// Batch rows of a panel that are multiplied at once where few of the weights are zero, as those of a
-// small batch are: for up to two vectors.
-template <class V>
-constexpr int kDenseWidth = kParts<V> == 1 ? 16 : 4;
+// Where few of the weights are zero, up to two vectors are multiplied as small batches are, with
+// whole passes of the widest kind and one for what is left.
 constexpr double kDense = 0.45;
+
+template <class S>
+void multiply_dense(const PackedView& w, const void* panel_, int64_t rows, int64_t lanes,
+                    const S* bias, S* y, int64_t y_stride, int64_t begin, int64_t end) {
+  using V = typename ComputeOf<S>::Vector;
+  const auto* panel = static_cast<const typename V::Scalar*>(panel_);
+  int64_t b = 0;
+  while (b < rows) {
+    const int64_t left = rows - b;
+    const int width = left < most_width<V>() ? few_shape<V>(left).width : most_width<V>();
+    // Columns are `lanes` apart: a pass that is wider than what is left would read the next one's.
+    const int64_t fits = lanes - b < width ? lanes - b : width;
+    with_width<V>(fits < width ? 1 : width, [&](auto constant) {
+      constexpr int kWidth = decltype(constant)::value;
+      multiply_width<S, kWidth>(w, panel + b, lanes, kWidth, 1, left, bias, y + b * y_stride,
+                                y_stride, begin, end);
+      b += kWidth;
+    });
+  }
+}
 
 template <class S>
 void multiply(const PackedView& w, const void* panel, int64_t rows, int vectors, const void* bias,
               void* y, int64_t y_stride, int64_t begin, int64_t end, void* scratch) {
   using V = typename ComputeOf<S>::Vector;
-  if constexpr (kDenseWidth<V> <= most_width<V>() && V::kLanes % kDenseWidth<V> == 0) {
-    const double size = static_cast<double>(w.rows) * static_cast<double>(w.cols);
-    if (vectors <= 2 && static_cast<double>(w.nonzeros) > kDense * size)
-      return multiply_width<S, kDenseWidth<V>>(
-          w, panel, static_cast<int64_t>(vectors) * V::kLanes, kDenseWidth<V>,
-          (rows + kDenseWidth<V> - 1) / kDenseWidth<V>, rows, static_cast<const S*>(bias),
-          static_cast<S*>(y), y_stride, begin, end);
-  }
+  const double size = static_cast<double>(w.rows) * static_cast<double>(w.cols);
+  if (vectors <= 2 && static_cast<double>(w.nonzeros) > kDense * size)
+    return multiply_dense<S>(w, panel, rows, static_cast<int64_t>(vectors) * V::kLanes,
+                             static_cast<const S*>(bias), static_cast<S*>(y), y_stride, begin, end);
   with_vectors<kMostVectors>(vectors, [&](auto constant) {
     multiply_panel<S, decltype(constant)::value>(w, panel, rows, static_cast<const S*>(bias),
-                                                 static_cast<S*>(y), y_stride, begin, end,
-                                                 scratch);
+                                                 static_cast<S*>(y), y_stride, begin, end, scratch);
   });
 }
 
 template <class S>
 constexpr Kernel make_kernel(const VectorOps* ops) {
-  return {ops,
-          kMostVectors,
-          kPanelBytes,
-          kMaxFew,
-          kMaxFew,
-          few_bytes<S>,
-          prepare_few<S>,
-          multiply_few<S>,
-          scratch_bytes<S>,
-          multiply<S>};
+  return {ops,          kMostVectors,   kPanelMemory,    kMaxFew,          kMaxFew,
+          few_bytes<S>, prepare_few<S>, multiply_few<S>, scratch_bytes<S>, multiply<S>};
 }
 
 }  // namespace bitmap

@@ -44,8 +44,8 @@ inline F32 expand(F32 packed, unsigned mask) {
 inline F64 expand(F64 packed, unsigned mask) {
   const __m256i from = _mm256_load_si256(reinterpret_cast<const __m256i*>(kExpand.four[mask]));
   const __m256 lanes = _mm256_permutevar8x32_ps(_mm256_castpd_ps(packed.v), from);
-  return {_mm256_castps_pd(
-      _mm256_blendv_ps(lanes, _mm256_setzero_ps(), _mm256_castsi256_ps(from)))};
+  return {
+      _mm256_castps_pd(_mm256_blendv_ps(lanes, _mm256_setzero_ps(), _mm256_castsi256_ps(from)))};
 }
 
 // The lowest bit that is set, or 64.
@@ -116,10 +116,9 @@ inline void expand_places(unsigned mask, const uint8_t* indices, int first, int 
     const __m256i column =
         _mm256_and_si256(_mm256_permutevar8x32_epi32(packed, place), _mm256_set1_epi32(31));
     // Both factors are below 2^15: a multiply-add of 16-bit halves, not a slow 32-bit product.
-    _mm256_storeu_si256(
-        reinterpret_cast<__m256i*>(to),
-        _mm256_madd_epi16(_mm256_add_epi32(column, _mm256_set1_epi32(first)),
-                          _mm256_set1_epi32(bytes)));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
+                        _mm256_madd_epi16(_mm256_add_epi32(column, _mm256_set1_epi32(first)),
+                                          _mm256_set1_epi32(bytes)));
   };
   eight(mask & 0xff, indices, out);
   eight(mask >> 8, indices + __builtin_popcount(mask & 0xff), out + 8);

@@ -42,9 +42,8 @@ inline void transpose_masks(const uint8_t* masks, uint64_t* rows) {
   const __m512i a = _mm512_loadu_si512(masks), b = _mm512_loadu_si512(masks + 64);
   const __m512i low = _mm512_set1_epi16(0xff);
   const __m512i order = _mm512_set_epi64(7, 5, 3, 1, 6, 4, 2, 0);
-  const __m512i bytes[2] = {
-      _mm512_packus_epi16(_mm512_and_si512(a, low), _mm512_and_si512(b, low)),
-      _mm512_packus_epi16(_mm512_srli_epi16(a, 8), _mm512_srli_epi16(b, 8))};
+  const __m512i bytes[2] = {_mm512_packus_epi16(_mm512_and_si512(a, low), _mm512_and_si512(b, low)),
+                            _mm512_packus_epi16(_mm512_srli_epi16(a, 8), _mm512_srli_epi16(b, 8))};
   for (int half = 0; half < 2; ++half) {
     const __m512i column = _mm512_permutexvar_epi64(order, bytes[half]);
 #pragma GCC unroll 8
@@ -77,8 +76,7 @@ inline F32 look_up(const float* x, Columns<F32> columns) {
   return {_mm512_permutex2var_ps(_mm512_loadu_ps(x), columns.v, _mm512_loadu_ps(x + 16))};
 }
 inline F64 look_up(const double* x, Columns<F64> columns) {
-  const __m512d low =
-      _mm512_permutex2var_pd(_mm512_loadu_pd(x), columns.v, _mm512_loadu_pd(x + 8));
+  const __m512d low = _mm512_permutex2var_pd(_mm512_loadu_pd(x), columns.v, _mm512_loadu_pd(x + 8));
   const __m512d high =
       _mm512_permutex2var_pd(_mm512_loadu_pd(x + 16), columns.v, _mm512_loadu_pd(x + 24));
   const __mmask8 upper = _mm512_test_epi64_mask(columns.v, _mm512_set1_epi64(16));
@@ -93,10 +91,10 @@ inline void expand_places(unsigned mask, const uint8_t* indices, int first, int 
                           int32_t* out) {
   const __m512i packed =
       _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(indices)));
-  const __m512i column =
-      _mm512_and_si512(_mm512_maskz_expand_epi32(static_cast<__mmask16>(mask), packed),
-                       _mm512_set1_epi32(31));
-  // Both factors are below 2^15: one multiply-add of 16-bit halves instead of a slow 32-bit product.
+  const __m512i column = _mm512_and_si512(
+      _mm512_maskz_expand_epi32(static_cast<__mmask16>(mask), packed), _mm512_set1_epi32(31));
+  // Both factors are below 2^15: one multiply-add of 16-bit halves instead of a slow 32-bit
+  // product.
   _mm512_storeu_si512(out, _mm512_madd_epi16(_mm512_add_epi32(column, _mm512_set1_epi32(first)),
                                              _mm512_set1_epi32(bytes)));
 }

@@ -20,8 +20,8 @@ inline int64_t read_offset(const uint8_t* section, Width width, int64_t i) {
   return read(reinterpret_cast<const uint32_t*>(section) + i);
 }
 
-// A mask in a register of its own: counted from memory, g++ makes it a 16-bit count, which waits for
-// the register's old value (1.2x the time of tiles at one batch row).
+// A mask in a register of its own: counted from memory, g++ makes it a 16-bit count, which waits
+// for the register's old value (1.2x the time of tiles at one batch row).
 inline unsigned read_mask(const uint16_t* p) {
   unsigned mask = read(p);
   asm("" : "+r"(mask));
@@ -48,11 +48,12 @@ __attribute__((always_inline)) inline void for_parts(unsigned mask, F&& f) {
 // out[part] <- the values of the rows of `mask`, zero elsewhere. Reads 16 values.
 template <class S, class V>
 __attribute__((always_inline)) inline void expand_group(unsigned mask, const S* packed, V* out) {
-  for_parts<V>(mask, [&](int p, unsigned bits, int before) __attribute__((always_inline)) {
-    V values = V::load(packed + before);
-    keep(values);
-    out[p] = expand(values, bits);
-  });
+  for_parts<V>(
+      mask, [&](int p, unsigned bits, int before) __attribute__((always_inline)) {
+        V values = V::load(packed + before);
+        keep(values);
+        out[p] = expand(values, bits);
+      });
 }
 
 // Copies the `n` entries left before the end of a section to where 16 more can be read.
@@ -157,11 +158,10 @@ inline void with_vectors(int vectors, F&& f) {
 
 // ---- panels -------------------------------------------------------------------------------------
 
-// Asks for `bytes` from p on, into L2: a group goes on where it stopped only after the others of its
-// block, which no hardware prefetcher foresees.
+// Asks for `bytes` from p on, into L2: a group goes on where it stopped only after the others of
+// its block, which no hardware prefetcher foresees.
 inline void prefetch(const void* p, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64)
-    __builtin_prefetch(static_cast<const char*>(p) + i, 0, 2);
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(p) + i, 0, 2);
 }
 
 // Two rows of W times all the vectors of a panel row stay in registers.
@@ -170,6 +170,9 @@ constexpr int kMostVectors = kRegisters == 32 ? 8 : 6;
 // Sums of so many rows are kept in memory (L2: 128 KB with 8 vectors of 16) while a slice of the
 // panel's rows (L1) is multiplied with all of them.
 constexpr int64_t kBlockRows = 256;
+
+// Slices of the panel are what has to fit a cache, so the panel may be as large as memory bears.
+constexpr int64_t kPanelMemory = 32 << 20;
 
 // Step `kSteps` is zero: an odd number of entries is padded with it.
 constexpr int kSteps = 64;

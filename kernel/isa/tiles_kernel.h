@@ -53,21 +53,22 @@ __attribute__((always_inline)) inline void multiply_step(unsigned mask, const S*
                                                          const uint8_t* index,
                                                          const typename V::Scalar* x,
                                                          V (&a)[kWidth][kParts<V>]) {
-  for_parts<V>(mask, [&](int p, unsigned bits, int before) __attribute__((always_inline)) {
-    Columns<V> columns;
-    load_columns(index + before, &columns);
-    const V packed = V::load(value + before);
-    if constexpr (kWidth == 1) {
-      const V products = V::fma(packed, look_up(x, columns), V::zero());
-      a[0][p] = V::add(a[0][p], expand(products, bits));
-    } else if constexpr (kLooksUp) {
-      const V lanes = expand(packed, bits);
-      columns = expand(columns, bits);
+  for_parts<V>(
+      mask, [&](int p, unsigned bits, int before) __attribute__((always_inline)) {
+        Columns<V> columns;
+        load_columns(index + before, &columns);
+        const V packed = V::load(value + before);
+        if constexpr (kWidth == 1) {
+          const V products = V::fma(packed, look_up(x, columns), V::zero());
+          a[0][p] = V::add(a[0][p], expand(products, bits));
+        } else if constexpr (kLooksUp) {
+          const V lanes = expand(packed, bits);
+          columns = expand(columns, bits);
 #pragma GCC unroll 16
-      for (int b = 0; b < kWidth; ++b)
-        a[b][p] = V::fma(lanes, look_up(x + b * kTileCols, columns), a[b][p]);
-    }
-  });
+          for (int b = 0; b < kWidth; ++b)
+            a[b][p] = V::fma(lanes, look_up(x + b * kTileCols, columns), a[b][p]);
+        }
+      });
 }
 
 // sums[b][row] <- a group times x[tile][b][column].
@@ -139,8 +140,9 @@ __attribute__((always_inline)) inline void multiply_group(const Tiles<S>& w, int
 }
 
 template <class S, int kWidth>
-__attribute__((noinline)) void multiply_width(const PackedView& view, const void* x_, int64_t rows, const S* bias, S* y,
-                    int64_t y_stride, int64_t begin, int64_t end) {
+__attribute__((noinline)) void multiply_width(const PackedView& view, const void* x_, int64_t rows,
+                                              const S* bias, S* y, int64_t y_stride, int64_t begin,
+                                              int64_t end) {
   using V = typename ComputeOf<S>::Vector;
   const Tiles<S> w(view);
   const auto* x = static_cast<const typename V::Scalar*>(x_);
@@ -299,8 +301,9 @@ int64_t slice_tiles(const PackedView& w, int vectors) {
 }
 
 template <class S, int kVectors>
-__attribute__((noinline)) void multiply_panel(const PackedView& view, const void* panel_, int64_t rows, const S* bias, S* y,
-                    int64_t y_stride, int64_t begin, int64_t end, void* scratch) {
+__attribute__((noinline)) void multiply_panel(const PackedView& view, const void* panel_,
+                                              int64_t rows, const S* bias, S* y, int64_t y_stride,
+                                              int64_t begin, int64_t end, void* scratch) {
   using V = typename ComputeOf<S>::Vector;
   using Scalar = typename V::Scalar;
   constexpr int64_t kLanes = static_cast<int64_t>(kVectors) * V::kLanes;
@@ -308,8 +311,8 @@ __attribute__((noinline)) void multiply_panel(const PackedView& view, const void
   const Tiles<S> w(view);
   const char* panel = static_cast<const char*>(panel_);
   Scalar* sums = static_cast<Scalar*>(scratch);
-  auto* slice = reinterpret_cast<Expanded<Scalar>*>(static_cast<char*>(scratch) +
-                                                    block_bytes<V>(kVectors));
+  auto* slice =
+      reinterpret_cast<Expanded<Scalar>*>(static_cast<char*>(scratch) + block_bytes<V>(kVectors));
   for (int r = 0; r < kGroup; ++r) {
     slice->values[kSteps * kGroup + r] = 0;
     slice->places[kSteps * kGroup + r] = 0;
@@ -354,8 +357,7 @@ void multiply(const PackedView& w, const void* panel, int64_t rows, int vectors,
               void* y, int64_t y_stride, int64_t begin, int64_t end, void* scratch) {
   with_vectors<kMostVectors>(vectors, [&](auto constant) {
     multiply_panel<S, decltype(constant)::value>(w, panel, rows, static_cast<const S*>(bias),
-                                                 static_cast<S*>(y), y_stride, begin, end,
-                                                 scratch);
+                                                 static_cast<S*>(y), y_stride, begin, end, scratch);
   });
 }
 
@@ -364,7 +366,7 @@ constexpr Kernel make_kernel(const VectorOps* ops) {
   constexpr int kFew = kLooksUp ? kMaxFew : 1;
   return {ops,
           kMostVectors,
-          kPanelBytes,
+          kPanelMemory,
           kFew,
           kFew,
           few_bytes<S>,
