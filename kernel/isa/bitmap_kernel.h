@@ -350,10 +350,11 @@ __attribute__((always_inline)) inline void multiply_pair(const Pair& pair,
   for (int v = 0; v < kVectors; ++v) V::add(b[v], V::load(sum_b + v * L)).store(sum_b + v * L);
 }
 
+// The same code for all stored types that are computed in V: never inlined.
 template <class V, int kVectors>
-__attribute__((always_inline)) inline void multiply_slice(const Expanded<typename V::Scalar>& slice,
-                                                          const typename V::Scalar* x,
-                                                          typename V::Scalar* sums) {
+__attribute__((noinline)) void multiply_slice(const Expanded<typename V::Scalar>& slice,
+                                              const typename V::Scalar* x,
+                                              typename V::Scalar* sums) {
   constexpr int64_t kLanes = static_cast<int64_t>(kVectors) * V::kLanes;
   if constexpr (kVectors <= kUnionVectors) {
     uint64_t columns[kGroup / 2];

@@ -212,7 +212,9 @@ inline void for_blocks(int64_t rows, const S* bias, S* y, int64_t y_stride, int6
       for (int v = 0; v < kVectors; ++v) b.store(sums + r * kLanes + v * V::kLanes);
     }
     slices(block / kGroup, groups, sums);
-    store_tile<S, V>(sums, static_cast<int>(n), kLanes, rows, y + block, y_stride);
+    int64_t lanes = kLanes;
+    asm("" : "+r"(lanes));  // or there would be a copy of store_tile for each width
+    store_tile<S, V>(sums, static_cast<int>(n), lanes, rows, y + block, y_stride);
   }
 }
 

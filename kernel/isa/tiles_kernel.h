@@ -289,6 +289,18 @@ __attribute__((always_inline)) inline void multiply_row(uint64_t bits, int pairs
   for (int v = 0; v < kVectors; ++v) V::add(a[v], b[v]).store(sums + v * L);
 }
 
+// The same code for all stored types that are computed in V: never inlined.
+template <class V, int kVectors>
+__attribute__((noinline)) void multiply_slice(const Expanded<typename V::Scalar>& slice,
+                                              const char* x, typename V::Scalar* sums) {
+  constexpr int64_t kLanes = static_cast<int64_t>(kVectors) * V::kLanes;
+  int pairs[kGroup];
+  for (int r = 0; r < kGroup; ++r) pairs[r] = (__builtin_popcountll(slice.rows[r]) + 1) / 2;
+  for (int r = 0; r < kGroup; ++r)
+    multiply_row<V, kVectors>(slice.rows[r], pairs[r], slice.values + r, slice.places + r, x,
+                              sums + r * kLanes);
+}
+
 // Columns of a slice: so that it stays in L1, but not so few that rows have next to no entries.
 template <class V>
 int64_t slice_tiles(const PackedView& w, int vectors) {
@@ -333,13 +345,7 @@ __attribute__((noinline)) void multiply_panel(const PackedView& view, const void
             bool more = true;
             while (more) {
               more = expand_steps<S, V>(w, cursors[g], tile, tile_end, kLaneBytes, slice);
-              int pairs[kGroup];
-              for (int r = 0; r < kGroup; ++r)
-                pairs[r] = (__builtin_popcountll(slice->rows[r]) + 1) / 2;
-              for (int r = 0; r < kGroup; ++r)
-                multiply_row<V, kVectors>(slice->rows[r], pairs[r], slice->values + r,
-                                          slice->places + r, x,
-                                          block_sums + (g * kGroup + r) * kLanes);
+              multiply_slice<V, kVectors>(*slice, x, block_sums + g * kGroup * kLanes);
             }
           }
         }
