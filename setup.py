@@ -21,10 +21,10 @@ KERNEL = ROOT / "kernel"
 MACHINE = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
 
 # Files of kernel/isa by the end of their name: the machine that compiles them and their flags.
-AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+AVX2 = ["-mavx2", "-mfma", "-mf16c", "-mbmi"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 # g++ 12 warns 490 times of its own AVX-512 headers. clang does not know that warning.
-QUIET = ["-Wno-unknown-warning-option", "-Wno-maybe-uninitialized"]
+QUIET = ["-Wno-unknown-warning-option", "-Wno-maybe-uninitialized", "-Wno-uninitialized"]
 ISA_FLAGS = {
     "avx2": ("x86_64", AVX2),
     "avx512": ("x86_64", [*AVX512, *QUIET]),

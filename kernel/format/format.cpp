@@ -5,12 +5,14 @@
 #include <string>
 
 #include "error.h"
+#include "format/bitmap.h"
 #include "format/csr.h"
+#include "format/tiles.h"
 
 namespace fxsparse {
 namespace {
 
-const Format* const kFormatTable[] = {&kCsrFormat};
+const Format* const kFormatTable[] = {&kCsrFormat, &kBitmapFormat, &kTilesFormat};
 
 }  // namespace
 

@@ -67,12 +67,13 @@ struct Features {
     const bool avx2 = add("avx2", __builtin_cpu_supports("avx2"));
     const bool fma = add("fma", __builtin_cpu_supports("fma"));
     const bool f16c = add("f16c", __builtin_cpu_supports("f16c"));
+    const bool bmi = add("bmi", __builtin_cpu_supports("bmi"));
     const bool f = add("avx512f", __builtin_cpu_supports("avx512f"));
     const bool bw = add("avx512bw", __builtin_cpu_supports("avx512bw"));
     const bool dq = add("avx512dq", __builtin_cpu_supports("avx512dq"));
     const bool vl = add("avx512vl", __builtin_cpu_supports("avx512vl"));
-    usable[static_cast<int>(Isa::kAvx2)] = avx2 && fma && f16c;
-    usable[static_cast<int>(Isa::kAvx512)] = avx2 && fma && f16c && f && bw && dq && vl;
+    usable[static_cast<int>(Isa::kAvx2)] = avx2 && fma && f16c && bmi;
+    usable[static_cast<int>(Isa::kAvx512)] = avx2 && fma && f16c && bmi && f && bw && dq && vl;
 #elif defined(__aarch64__)
     list[0] = {"neon", true};  // part of the architecture
     usable[static_cast<int>(Isa::kNeon)] = true;

@@ -1,0 +1,4 @@
+#define FXSPARSE_ISA_NAMESPACE generic
+#include "isa/lanes_generic.h"
+//
+#include "isa/bitmap_kernel.h"

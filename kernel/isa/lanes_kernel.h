@@ -1,0 +1,222 @@
+// What the kernels of formats with rows in lanes share. Included after lanes_<isa>.h, which has the
+// operations that differ: expand (packed values to the lanes of a mask), transpose_masks, look_up.
+
+#pragma once
+
+#include "isa/panel_kernel.h"
+
+namespace fxsparse {
+namespace FXSPARSE_ISA_NAMESPACE {
+
+constexpr int kGroup = static_cast<int>(kRowGroup);
+
+// Vectors of a group: 16 rows in lanes.
+template <class V>
+constexpr int kParts = kGroup / V::kLanes;
+
+inline int64_t read_offset(const uint8_t* section, Width width, int64_t i) {
+  if (width == Width::k64)
+    return static_cast<int64_t>(read(reinterpret_cast<const uint64_t*>(section) + i));
+  return read(reinterpret_cast<const uint32_t*>(section) + i);
+}
+
+// A mask in a register of its own: counted from memory, g++ makes it a 16-bit count, which waits
+// for the register's old value (1.2x the time of tiles at one batch row).
+inline unsigned read_mask(const uint16_t* p) {
+  unsigned mask = read(p);
+  asm("" : "+r"(mask));
+  return mask;
+}
+
+// Calls f(part, its bits of the mask, how many bits are before it) for the vectors of a group.
+template <class V, class F>
+__attribute__((always_inline)) inline void for_parts(unsigned mask, F&& f) {
+  constexpr int L = V::kLanes;
+  if constexpr (kParts<V> == 1) {
+    f(0, mask, 0);
+  } else {
+    int before = 0;
+#pragma GCC unroll 16
+    for (int p = 0; p < kParts<V>; ++p) {
+      const unsigned bits = mask >> (p * L) & ((1u << L) - 1);
+      f(p, bits, before);
+      before += __builtin_popcount(bits);
+    }
+  }
+}
+
+// out[part] <- the values of the rows of `mask`, zero elsewhere. Reads 16 values.
+template <class S, class V>
+__attribute__((always_inline)) inline void expand_group(unsigned mask, const S* packed, V* out) {
+  for_parts<V>(
+      mask, [&](int p, unsigned bits, int before) __attribute__((always_inline)) {
+        V values = V::load(packed + before);
+        keep(values);
+        out[p] = expand(values, bits);
+      });
+}
+
+// Copies the `n` entries left before the end of a section to where 16 more can be read.
+template <class T>
+inline void copy_entries(const T* from, int64_t n, T* to) {
+  __builtin_memcpy(to, from, n * sizeof(T));
+  __builtin_memset(static_cast<void*>(to + n), 0, kGroup * sizeof(T));
+}
+
+// The sums of a group's rows for one batch row, of which n exist.
+template <class S, class V>
+inline void store_group(const typename V::Scalar* sums, const S* bias, int n, S* y) {
+  constexpr int L = V::kLanes;
+  if (n == kGroup) {
+#pragma GCC unroll 16
+    for (int p = 0; p < kParts<V>; ++p)
+      V::add(V::load(sums + p * L), bias ? V::load(bias + p * L) : V::zero()).store(y + p * L);
+    return;
+  }
+  for (int r = 0; r < n; ++r) narrow(sums[r] + (bias ? widen(bias[r]) : 0), y + r);
+}
+
+// ---- a few batch rows ---------------------------------------------------------------------------
+
+// Batch rows are multiplied `width` at a time, for which there are registers; they are spread
+// evenly and padded to a width that is compiled.
+template <class V>
+constexpr int most_width() {
+  constexpr int kWidth = (kRegisters == 32 ? 24 : 12) / kParts<V>;
+  return kWidth < 1 ? 1 : kWidth > kMaxFew ? kMaxFew : kWidth;
+}
+
+struct FewShape {
+  int64_t passes;
+  int width;
+};
+template <class V>
+inline FewShape few_shape(int64_t rows) {
+  constexpr int kWidths[] = {1, 2, 3, 4, 6, 8, 12, 16};
+  const int64_t passes = (rows + most_width<V>() - 1) / most_width<V>();
+  for (const int width : kWidths)
+    if (width * passes >= rows) return {passes, width};
+  return {passes, kMaxFew};
+}
+
+// Calls f(constant of width) with the instantiation for a width. What f calls must not be inlined:
+// among all the widths g++ spills pointers into vector registers.
+template <int N>
+struct Constant {
+  static constexpr int value = N;
+};
+template <class V, class F>
+inline void with_width(int width, F&& f) {
+  const auto call = [&](auto constant) {
+    if constexpr (constant.value <= most_width<V>()) f(constant);
+  };
+  switch (width) {
+    case 1:
+      return call(Constant<1>());
+    case 2:
+      return call(Constant<2>());
+    case 3:
+      return call(Constant<3>());
+    case 4:
+      return call(Constant<4>());
+    case 6:
+      return call(Constant<6>());
+    case 8:
+      return call(Constant<8>());
+    case 12:
+      return call(Constant<12>());
+    default:
+      return call(Constant<16>());
+  }
+}
+
+// The same for the vectors of a panel.
+template <int kMost, class F>
+inline void with_vectors(int vectors, F&& f) {
+  const auto call = [&](auto constant) {
+    if constexpr (constant.value <= kMost) f(constant);
+  };
+  switch (vectors) {
+    case 1:
+      return call(Constant<1>());
+    case 2:
+      return call(Constant<2>());
+    case 3:
+      return call(Constant<3>());
+    case 4:
+      return call(Constant<4>());
+    case 5:
+      return call(Constant<5>());
+    case 6:
+      return call(Constant<6>());
+    case 7:
+      return call(Constant<7>());
+    default:
+      return call(Constant<8>());
+  }
+}
+
+// ---- panels -------------------------------------------------------------------------------------
+
+// Asks for `bytes` from p on, into L2: a group goes on where it stopped only after the others of
+// its block, which no hardware prefetcher foresees.
+inline void prefetch(const void* p, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(p) + i, 0, 2);
+}
+
+// Two rows of W times all the vectors of a panel row stay in registers.
+constexpr int kMostVectors = kRegisters == 32 ? 8 : 6;
+
+// Sums of so many rows are kept in memory (L2: 128 KB with 8 vectors of 16) while a slice of the
+// panel's rows (L1) is multiplied with all of them.
+constexpr int64_t kBlockRows = 256;
+
+// Slices of the panel are what has to fit a cache, so the panel may be as large as memory bears.
+constexpr int64_t kPanelMemory = 32 << 20;
+
+// Step `kSteps` is zero: an odd number of entries is padded with it.
+constexpr int kSteps = 64;
+
+// A slice of a group, expanded.
+template <class Scalar>
+struct Expanded {
+  alignas(64) Scalar values[(kSteps + 1) * kGroup];  // [step][row]
+  alignas(64) int32_t places[(kSteps + 1) * kGroup];
+  uint64_t rows[kGroup];  // bit t: the row has a value in step t
+};
+
+// The next step whose bit is set, or the one that is zero.
+inline uint64_t take_step(uint64_t& bits) {
+  const uint64_t t = lowest_bit(bits);
+  bits &= bits - 1;
+  return t;
+}
+
+template <class V>
+inline int64_t block_bytes(int vectors) {
+  return kBlockRows * vectors * V::kLanes * static_cast<int64_t>(sizeof(typename V::Scalar));
+}
+
+// Calls slices(first group, groups, sums) for each block of rows, where sums[row][lane] starts as
+// the bias, and writes what it leaves there to y.
+template <class S, int kVectors, class F>
+inline void for_blocks(int64_t rows, const S* bias, S* y, int64_t y_stride, int64_t begin,
+                       int64_t end, typename ComputeOf<S>::Vector::Scalar* sums, F&& slices) {
+  using V = typename ComputeOf<S>::Vector;
+  constexpr int64_t kLanes = static_cast<int64_t>(kVectors) * V::kLanes;
+  for (int64_t block = begin; block < end; block += kBlockRows) {
+    const int64_t n = end - block < kBlockRows ? end - block : kBlockRows;
+    const int64_t groups = (n + kGroup - 1) / kGroup;
+    for (int64_t r = 0; r < groups * kGroup; ++r) {
+      const V b = V::broadcast(bias && r < n ? widen(bias[block + r]) : 0);
+      for (int v = 0; v < kVectors; ++v) b.store(sums + r * kLanes + v * V::kLanes);
+    }
+    slices(block / kGroup, groups, sums);
+    int64_t lanes = kLanes;
+    asm("" : "+r"(lanes));  // or there would be a copy of store_tile for each width
+    store_tile<S, V>(sums, static_cast<int>(n), lanes, rows, y + block, y_stride);
+  }
+}
+
+}  // namespace FXSPARSE_ISA_NAMESPACE
+}  // namespace fxsparse
