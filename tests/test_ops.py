@@ -7,14 +7,15 @@ from torch import nn
 from torch.library import opcheck
 
 import fxsparse
-from fxsparse.packing import header, pack, packed_bytes, unpack, validate
+from fxsparse.cost import FORMATS
+from fxsparse.packing import describe, header, pack, packed_bytes, unpack, validate
 
 N, K = 48, 96
 
 
 @pytest.fixture
 def packed():
-    return pack(sparse_weight(N, K))
+    return pack(sparse_weight(N, K), format="csr")
 
 
 @pytest.mark.parametrize(
@@ -62,16 +63,18 @@ def test_fake_tensors_check_what_real_ones_would(packed):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_packing_is_bit_for_bit(dtype, transposed):
+@pytest.mark.parametrize("format", FORMATS)
+def test_packing_is_bit_for_bit(dtype, transposed, format):
     weight = sparse_weight(33, 70, 0.6, dtype)
     weight[0, :3] = torch.tensor([1e-7, float("nan"), -0.0], dtype=dtype)
     weight = nn.Parameter(weight, requires_grad=False)
-    blob = pack(weight, transposed=transposed)
+    blob = pack(weight, format=format, transposed=transposed)
     head = validate(blob)
     assert head == header(blob)
     assert head.shape == ((70, 33) if transposed else (33, 70))
     assert head.nnz == int((weight != 0).sum())
-    assert blob.numel() == packed_bytes(head.shape, head.nnz, dtype)
+    assert head.format == format
+    assert blob.numel() == packed_bytes(describe(weight, format, transposed=transposed))
     ints = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
     expected = torch.where(weight == 0, 0.0, weight).to(dtype)  # -0.0 comes back as 0.0
     assert torch.equal(unpack(blob).view(ints), expected.view(ints))
