@@ -13,6 +13,10 @@ namespace avx2 {
 // with 4096 columns 2 vectors (256 KB) beat 1 by 30 % and 4 (512 KB) by up to 20 %.
 constexpr int64_t kPanelBytes = 256 << 10;
 
+// Of rows in pairs: 2 x 6 sums, 2 weights and a few values of x fill the registers.
+constexpr int kPairVectors = 6;
+constexpr int64_t kPairPanelBytes = 4 << 20;
+
 #include "isa/half.h"
 
 inline float widen(float x) { return x; }
@@ -57,6 +61,8 @@ struct F32 {
   void store(Float16* p) const {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
   }
+  // Keeps the value in a register: the compiler would rather load it again for each use.
+  void pin() { asm("" : "+x"(v)); }
   static F32 add(F32 a, F32 b) { return {_mm256_add_ps(a.v, b.v)}; }
   static F32 fma(F32 a, F32 b, F32 c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
   static float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
@@ -107,6 +113,7 @@ struct F64 {
   static F64 broadcast(double x) { return {_mm256_set1_pd(x)}; }
   static F64 load(const double* p) { return {_mm256_loadu_pd(p)}; }
   void store(double* p) const { _mm256_storeu_pd(p, v); }
+  void pin() { asm("" : "+x"(v)); }
   static F64 add(F64 a, F64 b) { return {_mm256_add_pd(a.v, b.v)}; }
   static F64 fma(F64 a, F64 b, F64 c) { return {_mm256_fmadd_pd(a.v, b.v, c.v)}; }
   static double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }

@@ -17,6 +17,10 @@ namespace avx512 {
 // Not measured (no such CPU at hand): half of the 512 KB of L2 that Zen 4 and Skylake-X exceed.
 constexpr int64_t kPanelBytes = 256 << 10;
 
+// Of rows in pairs: 2 x 8 sums, 2 weights and a few values of x fill the registers.
+constexpr int kPairVectors = 8;
+constexpr int64_t kPairPanelBytes = 4 << 20;
+
 #include "isa/half.h"
 
 inline float widen(float x) { return x; }
@@ -58,6 +62,8 @@ struct F32 {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                         _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
   }
+  // Keeps the value in a register: the compiler would rather load it again for each use.
+  void pin() { asm("" : "+v"(v)); }
   static F32 add(F32 a, F32 b) { return {_mm512_add_ps(a.v, b.v)}; }
   static F32 fma(F32 a, F32 b, F32 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
   static float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
@@ -120,6 +126,7 @@ struct F64 {
   static F64 broadcast(double x) { return {_mm512_set1_pd(x)}; }
   static F64 load(const double* p) { return {_mm512_loadu_pd(p)}; }
   void store(double* p) const { _mm512_storeu_pd(p, v); }
+  void pin() { asm("" : "+v"(v)); }
   static F64 add(F64 a, F64 b) { return {_mm512_add_pd(a.v, b.v)}; }
   static F64 fma(F64 a, F64 b, F64 c) { return {_mm512_fmadd_pd(a.v, b.v, c.v)}; }
   static double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }

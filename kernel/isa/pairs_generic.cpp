@@ -1,0 +1,4 @@
+#define FXSPARSE_ISA_NAMESPACE generic
+#include "isa/vector_generic.h"
+//
+#include "isa/pairs_kernel.h"
