@@ -6,11 +6,12 @@
 
 #include "error.h"
 #include "format/csr.h"
+#include "format/pairs.h"
 
 namespace fxsparse {
 namespace {
 
-const Format* const kFormatTable[] = {&kCsrFormat};
+const Format* const kFormatTable[] = {&kCsrFormat, &kPairsFormat};
 
 }  // namespace
 
