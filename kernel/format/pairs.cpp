@@ -329,7 +329,7 @@ void pairs_choose_tiles(Header& header) {
   const double density = size > 0 ? static_cast<double>(header.nonzeros) / size : 0;
   header.index_width = Width::k8;
   header.tile_rows_log2 = 7;
-  header.tile_cols_log2 = density >= 0.25 || header.cols <= 64 ? 6 : density >= 0.08 ? 7 : 8;
+  header.tile_cols_log2 = density >= 0.35 || header.cols <= 64 ? 6 : density >= 0.08 ? 7 : 8;
 }
 
 const Format kPairsFormat = {

@@ -104,6 +104,22 @@ struct F32 {
   }
 };
 
+// Two neighbouring values, each in all lanes.
+inline void broadcast_two(const BFloat16* p, F32& a, F32& b) {
+  int bits;
+  __builtin_memcpy(&bits, p, sizeof bits);
+  const __m256i both = _mm256_set1_epi32(bits);
+  a.v = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
+  b.v = _mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32(~0xffff)));
+}
+inline void broadcast_two(const Float16* p, F32& a, F32& b) {
+  int bits;
+  __builtin_memcpy(&bits, p, sizeof bits);
+  const __m256 both = _mm256_cvtph_ps(_mm_set1_epi32(bits));
+  a.v = _mm256_shuffle_ps(both, both, 0xa0);
+  b.v = _mm256_shuffle_ps(both, both, 0xf5);
+}
+
 struct F64 {
   using Scalar = double;
   static constexpr int kLanes = 4;
