@@ -7,12 +7,13 @@
 #include "error.h"
 #include "format/bitmap.h"
 #include "format/csr.h"
+#include "format/pairs.h"
 #include "format/tiles.h"
 
 namespace fxsparse {
 namespace {
 
-const Format* const kFormatTable[] = {&kCsrFormat, &kBitmapFormat, &kTilesFormat};
+const Format* const kFormatTable[] = {&kCsrFormat, &kBitmapFormat, &kTilesFormat, &kPairsFormat};
 
 }  // namespace
 

@@ -77,6 +77,9 @@ struct Kernel {
   void (*multiply)(const PackedView& w, const void* panel, int64_t rows, int vectors,
                    const void* bias, void* y, int64_t y_stride, int64_t begin, int64_t end,
                    void* scratch);
+
+  // The most vectors of a panel for this weight, where that depends on it; null: most_vectors.
+  int (*vectors_for)(const PackedView& w) = nullptr;
 };
 
 }  // namespace fxsparse

@@ -13,6 +13,10 @@ namespace avx2 {
 // with 4096 columns 2 vectors (256 KB) beat 1 by 30 % and 4 (512 KB) by up to 20 %.
 constexpr int64_t kPanelBytes = 256 << 10;
 
+// Of rows in pairs: 2 x 6 sums, 2 weights and a few values of x fill the registers.
+constexpr int kPairVectors = 6;
+constexpr int64_t kPairPanelBytes = 4 << 20;
+
 #include "isa/half.h"
 
 inline float widen(float x) { return x; }
@@ -57,6 +61,8 @@ struct F32 {
   void store(Float16* p) const {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
   }
+  // Keeps the value in a register: the compiler would rather load it again for each use.
+  void pin() { asm("" : "+x"(v)); }
   static F32 add(F32 a, F32 b) { return {_mm256_add_ps(a.v, b.v)}; }
   static F32 fma(F32 a, F32 b, F32 c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
   static float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
@@ -98,6 +104,22 @@ struct F32 {
   }
 };
 
+// Two neighbouring values, each in all lanes.
+inline void broadcast_two(const BFloat16* p, F32& a, F32& b) {
+  int bits;
+  __builtin_memcpy(&bits, p, sizeof bits);
+  const __m256i both = _mm256_set1_epi32(bits);
+  a.v = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
+  b.v = _mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32(~0xffff)));
+}
+inline void broadcast_two(const Float16* p, F32& a, F32& b) {
+  int bits;
+  __builtin_memcpy(&bits, p, sizeof bits);
+  const __m256 both = _mm256_cvtph_ps(_mm_set1_epi32(bits));
+  a.v = _mm256_shuffle_ps(both, both, 0xa0);
+  b.v = _mm256_shuffle_ps(both, both, 0xf5);
+}
+
 struct F64 {
   using Scalar = double;
   static constexpr int kLanes = 4;
@@ -107,6 +129,7 @@ struct F64 {
   static F64 broadcast(double x) { return {_mm256_set1_pd(x)}; }
   static F64 load(const double* p) { return {_mm256_loadu_pd(p)}; }
   void store(double* p) const { _mm256_storeu_pd(p, v); }
+  void pin() { asm("" : "+x"(v)); }
   static F64 add(F64 a, F64 b) { return {_mm256_add_pd(a.v, b.v)}; }
   static F64 fma(F64 a, F64 b, F64 c) { return {_mm256_fmadd_pd(a.v, b.v, c.v)}; }
   static double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }

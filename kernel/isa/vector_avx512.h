@@ -5,8 +5,11 @@
 // The tests run this file on CPUs without AVX-512 by naming a header that emulates the intrinsics.
 #ifdef FXSPARSE_AVX512_HEADER
 #include FXSPARSE_AVX512_HEADER
+// An emulated vector fits no register.
+#define FXSPARSE_PIN(v)
 #else
 #include <immintrin.h>
+#define FXSPARSE_PIN(v) asm("" : "+v"(v))
 #endif
 
 #include "isa/kernel.h"
@@ -16,6 +19,10 @@ namespace avx512 {
 
 // Not measured (no such CPU at hand): half of the 512 KB of L2 that Zen 4 and Skylake-X exceed.
 constexpr int64_t kPanelBytes = 256 << 10;
+
+// Of rows in pairs: 2 x 8 sums, 2 weights and a few values of x fill the registers.
+constexpr int kPairVectors = 8;
+constexpr int64_t kPairPanelBytes = 4 << 20;
 
 #include "isa/half.h"
 
@@ -58,6 +65,8 @@ struct F32 {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                         _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
   }
+  // Keeps the value in a register: the compiler would rather load it again for each use.
+  void pin() { FXSPARSE_PIN(v); }
   static F32 add(F32 a, F32 b) { return {_mm512_add_ps(a.v, b.v)}; }
   static F32 fma(F32 a, F32 b, F32 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
   static float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
@@ -111,6 +120,22 @@ struct F32 {
   }
 };
 
+// Two neighbouring values, each in all lanes.
+inline void broadcast_two(const BFloat16* p, F32& a, F32& b) {
+  int bits;
+  __builtin_memcpy(&bits, p, sizeof bits);
+  const __m512i both = _mm512_set1_epi32(bits);
+  a.v = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
+  b.v = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(~0xffff)));
+}
+inline void broadcast_two(const Float16* p, F32& a, F32& b) {
+  int bits;
+  __builtin_memcpy(&bits, p, sizeof bits);
+  const __m512 both = _mm512_cvtph_ps(_mm256_set1_epi32(bits));
+  a.v = _mm512_shuffle_ps(both, both, 0xa0);
+  b.v = _mm512_shuffle_ps(both, both, 0xf5);
+}
+
 struct F64 {
   using Scalar = double;
   static constexpr int kLanes = 8;
@@ -120,6 +145,7 @@ struct F64 {
   static F64 broadcast(double x) { return {_mm512_set1_pd(x)}; }
   static F64 load(const double* p) { return {_mm512_loadu_pd(p)}; }
   void store(double* p) const { _mm512_storeu_pd(p, v); }
+  void pin() { FXSPARSE_PIN(v); }
   static F64 add(F64 a, F64 b) { return {_mm512_add_pd(a.v, b.v)}; }
   static F64 fma(F64 a, F64 b, F64 c) { return {_mm512_fmadd_pd(a.v, b.v, c.v)}; }
   static double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }

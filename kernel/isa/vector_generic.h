@@ -11,6 +11,10 @@ namespace generic {
 // x86-64's smallest L2 of the last decade; measured together with the AVX2 value.
 constexpr int64_t kPanelBytes = 256 << 10;
 
+// Of rows in pairs: 2 x 4 sums, 2 weights and a few values of x fill the registers.
+constexpr int kPairVectors = 4;
+constexpr int64_t kPairPanelBytes = 4 << 20;
+
 #include "isa/half.h"
 
 inline float widen(float x) { return x; }
@@ -51,6 +55,7 @@ struct Vec {
   void store(S* p) const {
     for (int i = 0; i < N; ++i) narrow(v[i], p + i);
   }
+  void pin() {}
   static Vec add(Vec a, Vec b) { return {a.v + b.v}; }
   static Vec fma(Vec a, Vec b, Vec c) { return {a.v * b.v + c.v}; }
   static T fma(T a, T b, T c) { return a * b + c; }

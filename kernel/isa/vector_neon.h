@@ -12,6 +12,10 @@ namespace neon {
 // Not measured (only emulated so far): half of the 512 KB of L2 a Cortex-A76 or Neoverse has.
 constexpr int64_t kPanelBytes = 256 << 10;
 
+// Of rows in pairs: 2 x 8 sums, 2 weights and a few values of x fill the registers.
+constexpr int kPairVectors = 8;
+constexpr int64_t kPairPanelBytes = 4 << 20;
+
 #include "isa/half.h"
 
 inline float widen(float x) { return x; }
@@ -46,6 +50,8 @@ struct F32 {
     vst1_u16(&p->bits, vshrn_n_u32(vbslq_u32(vceqq_f32(v, v), even, quiet), 16));
   }
   void store(Float16* p) const { vst1_u16(&p->bits, vreinterpret_u16_f16(vcvt_f16_f32(v))); }
+  // Keeps the value in a register: the compiler would rather load it again for each use.
+  void pin() { asm("" : "+w"(v)); }
   static F32 add(F32 a, F32 b) { return {vaddq_f32(a.v, b.v)}; }
   static F32 fma(F32 a, F32 b, F32 c) { return {vfmaq_f32(c.v, a.v, b.v)}; }
   static float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
@@ -77,6 +83,7 @@ struct F64 {
   static F64 broadcast(double x) { return {vdupq_n_f64(x)}; }
   static F64 load(const double* p) { return {vld1q_f64(p)}; }
   void store(double* p) const { vst1q_f64(p, v); }
+  void pin() { asm("" : "+w"(v)); }
   static F64 add(F64 a, F64 b) { return {vaddq_f64(a.v, b.v)}; }
   static F64 fma(F64 a, F64 b, F64 c) { return {vfmaq_f64(c.v, a.v, b.v)}; }
   static double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }

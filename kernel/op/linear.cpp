@@ -56,7 +56,7 @@ class Multiply {
   void run() {
     if (call_.batch == 0 || out_length_ == 0) return;
     panels_ = transposed_ ? make_transposed_panels(ops_, call_.batch, in_length_)
-                          : make_panels(kernel_, call_.batch, in_length_);
+                          : make_panels(kernel_, view_, call_.batch);
     const double cut_ns = (transposed_ ? kNsPerColumnCut * static_cast<double>(view_.rows) : 0) +
                           (call_.more || workers_awake() ? 0 : kNsToWake);
     const int threads = choose_threads(expected_ns(transposed_), cut_ns, call_.threads);

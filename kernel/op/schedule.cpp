@@ -36,9 +36,10 @@ constexpr int64_t kTransposedPanelBytes = 256 << 10;
 
 }  // namespace
 
-Panels make_panels(const Kernel& kernel, int64_t batch, int64_t length) {
-  return cut_batch(*kernel.ops, batch, length, kernel.panel_bytes, kernel.most_vectors,
-                   kernel.most_few, kernel.leftover_few);
+Panels make_panels(const Kernel& kernel, const PackedView& weight, int64_t batch) {
+  const int most = kernel.vectors_for ? kernel.vectors_for(weight) : kernel.most_vectors;
+  return cut_batch(*kernel.ops, batch, weight.cols, kernel.panel_bytes, most, kernel.most_few,
+                   kernel.leftover_few);
 }
 
 Panels make_transposed_panels(const VectorOps& ops, int64_t batch, int64_t length) {

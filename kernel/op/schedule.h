@@ -37,8 +37,7 @@ struct Panels {
   }
 };
 
-// `length` is the number of rows of a panel: K.
-Panels make_panels(const Kernel& kernel, int64_t batch, int64_t length);
+Panels make_panels(const Kernel& kernel, const PackedView& weight, int64_t batch);
 
 // Of the output gradient; `length` is N.
 Panels make_transposed_panels(const VectorOps& ops, int64_t batch, int64_t length);
