@@ -26,7 +26,7 @@ EXTRA_BYTES = 1.25
 SAME_BYTES = 1.02
 
 #: The batch sizes that a weight without a hint must do well at.
-ANY_BATCH = (1, 4, 16, 64, 256)
+ANY_BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 #: The packed forms there are.
 FORMATS: tuple[str, ...] = tuple(_C.formats())
@@ -47,8 +47,8 @@ def choose(
     """The packed form of an ``(out, in)`` weight with ``nnz`` nonzeros.
 
     With ``batch_hint`` or ``prefer="latency"`` the fastest within :data:`EXTRA_BYTES` of the smallest,
-    else the smallest. Without a hint the fastest is the one with the least time over
-    :data:`ANY_BATCH`, each batch size weighted by its dense time.
+    else the smallest. Without a hint the fastest is the one that gains most at the batch size of
+    :data:`ANY_BATCH` where it gains least.
     """
     sizes = {format: expected_bytes(shape, nnz, dtype, format) for format in FORMATS}
     slack = SAME_BYTES if batch_hint is None and prefer == "memory" else EXTRA_BYTES
@@ -59,16 +59,14 @@ def choose(
 
 
 def speedup(shape: tuple[int, int], nnz: int, format: str, batch: int | None) -> float:
-    """Expected time of the fastest dense multiply over that of a packed one (None: any batch)."""
+    """Expected time of the fastest dense multiply over that of a packed one (None: the worst batch)."""
     isa = _C.isa()
 
     def ratio(rows: int) -> float:
         sparse = _C.expected_ns(isa, format, *shape, nnz, rows)
         return _C.expected_ns(isa, "dense", *shape, nnz, rows) / sparse if sparse else 1.0
 
-    if batch is not None:
-        return ratio(batch)
-    return len(ANY_BATCH) / sum(1 / ratio(rows) for rows in ANY_BATCH)
+    return ratio(batch) if batch is not None else min(ratio(rows) for rows in ANY_BATCH)
 
 
 def slowest_batch(shape: tuple[int, int], nnz: int, format: str) -> tuple[int, float]:

@@ -56,14 +56,14 @@ double at_density(const CostLine& line, double density) {
   return std::max(ps, line.picoseconds[kCostDensities - 1] / 4);
 }
 
-// Lines [begin, end) differ in batch only.
+// Lines [begin, end) differ in batch only. Beyond the largest batch a row costs what it did there.
 double at_batch(const CostLine* begin, const CostLine* end, double density, double batch) {
-  if (end - begin == 1) return at_density(*begin, density) * batch / begin->batch;
-  const CostLine* right = begin + 1;
+  const CostLine* right = begin;
   while (right + 1 < end && right->batch < batch) ++right;
+  const double y1 = at_density(*right, density);
+  if (right == begin || right->batch <= batch) return y1 * batch / right->batch;
   const CostLine* left = right - 1;
-  const double y0 = at_density(*left, density), y1 = at_density(*right, density);
-  return std::max(line_through(left->batch, y0, right->batch, y1, batch), y0 / 4);
+  return line_through(left->batch, at_density(*left, density), right->batch, y1, batch);
 }
 
 }  // namespace
