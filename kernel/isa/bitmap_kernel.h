@@ -448,8 +448,19 @@ void multiply(const PackedView& w, const void* panel, int64_t rows, int vectors,
 
 template <class S>
 constexpr Kernel make_kernel(const VectorOps* ops) {
-  return {ops,          kMostVectors,   kPanelMemory,    kMaxFew,          kMaxFew,
-          few_bytes<S>, prepare_few<S>, multiply_few<S>, scratch_bytes<S>, multiply<S>};
+  // With 16 registers two vectors of a panel are faster than so many passes over the weight (AVX2,
+  // 16 rows: 1.3x at 70 % zeros, 2x at 90 %).
+  constexpr int kFew = kRegisters == 32 ? kMaxFew : 8;
+  return {ops,
+          kMostVectors,
+          kPanelMemory,
+          kFew,
+          kFew,
+          few_bytes<S>,
+          prepare_few<S>,
+          multiply_few<S>,
+          scratch_bytes<S>,
+          multiply<S>};
 }
 
 }  // namespace bitmap
