@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#define __mmask8 simde__mmask8
 #define __mmask16 simde__mmask16
 
 static inline __m512i _mm512_cvtepu16_epi32(__m256i a) {
@@ -64,5 +65,70 @@ static inline __m512 _mm512_shuffle_f32x4(__m512 a, __m512 b, int choice) {
 static inline __m512d _mm512_shuffle_f64x2(__m512d a, __m512d b, int choice) {
   __m512d r;
   shuffle_blocks(&a, &b, choice, &r);
+  return r;
+}
+
+// Lanes of `bytes` each: the next of a for every bit of the mask, or else zero.
+static inline void expand_lanes(uint32_t mask, const void* a, int bytes, void* out) {
+  memset(out, 0, 64);
+  int next = 0;
+  for (int lane = 0; lane < 64 / bytes; ++lane)
+    if (mask >> lane & 1) memcpy((char*)out + lane * bytes, (const char*)a + bytes * next++, bytes);
+}
+
+static inline __m512 _mm512_maskz_expand_ps(__mmask16 mask, __m512 a) {
+  __m512 r;
+  expand_lanes(mask, &a, 4, &r);
+  return r;
+}
+
+static inline __m512d _mm512_maskz_expand_pd(__mmask8 mask, __m512d a) {
+  __m512d r;
+  expand_lanes(mask, &a, 8, &r);
+  return r;
+}
+
+static inline __m512i _mm512_maskz_expand_epi32(__mmask16 mask, __m512i a) {
+  __m512i r;
+  expand_lanes(mask, &a, 4, &r);
+  return r;
+}
+
+static inline __m512i _mm512_maskz_expand_epi64(__mmask8 mask, __m512i a) {
+  __m512i r;
+  expand_lanes(mask, &a, 8, &r);
+  return r;
+}
+
+static inline __m512i _mm512_cvtepu8_epi32(__m128i a) {
+  uint8_t in[16];
+  uint32_t out[16];
+  memcpy(in, &a, sizeof in);
+  for (int i = 0; i < 16; ++i) out[i] = in[i];
+  __m512i r;
+  memcpy(&r, out, sizeof r);
+  return r;
+}
+
+static inline __m512i _mm512_cvtepu8_epi64(__m128i a) {
+  uint8_t in[16];
+  uint64_t out[8];
+  memcpy(in, &a, sizeof in);
+  for (int i = 0; i < 8; ++i) out[i] = in[i];
+  __m512i r;
+  memcpy(&r, out, sizeof r);
+  return r;
+}
+
+// SIMDe's alias takes the arguments of another intrinsic.
+#undef _mm512_madd_epi16
+static inline __m512i _mm512_madd_epi16(__m512i a, __m512i b) {
+  int16_t x[32], y[32];
+  int32_t out[16];
+  memcpy(x, &a, sizeof x);
+  memcpy(y, &b, sizeof y);
+  for (int i = 0; i < 16; ++i) out[i] = x[2 * i] * y[2 * i] + x[2 * i + 1] * y[2 * i + 1];
+  __m512i r;
+  memcpy(&r, out, sizeof r);
   return r;
 }

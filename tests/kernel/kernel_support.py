@@ -20,6 +20,7 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
+FORMATS = _C.formats()
 KERNELS = [kernel for kernel in _C.kernels() if kernel["usable"]]
 KERNEL_IDS = ["-".join((k["format"], k["isa"], k["value"])) for k in KERNELS]
 

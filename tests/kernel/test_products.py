@@ -4,6 +4,7 @@ import pytest
 import torch
 from kernel_support import (
     DTYPES,
+    FORMATS,
     KERNEL_IDS,
     KERNELS,
     backward,
@@ -153,12 +154,14 @@ def test_the_result_of_a_batch_does_not_depend_on_where_the_blob_lies(kernel):
         )
 
 
-def test_the_table_lists_each_kernel_with_each_value_type():
+def test_every_format_has_generic_kernels_and_every_kernel_all_value_types():
     lines = {(k["format"], k["isa"], k["value"]) for k in _C.kernels()}
-    assert lines == {
-        ("csr", isa, value) for isa in ("generic", "avx2", "avx512", "neon") for value in DTYPES
-    }
+    assert {format for format, _, _ in lines} == set(FORMATS)
+    isas = {(format, isa) for format, isa, _ in lines}
+    assert lines == {(*line, value) for line in isas for value in DTYPES}
+    assert isas >= {(format, "generic") for format in FORMATS}
 
 
 def test_generic_is_usable_everywhere():
-    assert {k["value"] for k in KERNELS if k["isa"] == "generic"} == set(DTYPES)
+    generic = {(k["format"], k["value"]) for k in KERNELS if k["isa"] == "generic"}
+    assert generic == {(format, value) for format in FORMATS for value in DTYPES}
