@@ -10,6 +10,9 @@
 #define __mmask8 simde__mmask8
 #define __mmask16 simde__mmask16
 
+// Part of AVX2's BMI.
+static inline uint64_t _tzcnt_u64(uint64_t a) { return a ? __builtin_ctzll(a) : 64; }
+
 static inline __m512i _mm512_cvtepu16_epi32(__m256i a) {
   uint16_t in[16];
   uint32_t out[16];
@@ -68,34 +71,40 @@ static inline __m512d _mm512_shuffle_f64x2(__m512d a, __m512d b, int choice) {
   return r;
 }
 
-// Lanes of `bytes` each: the next of a for every bit of the mask, or else zero.
-static inline void expand_lanes(uint32_t mask, const void* a, int bytes, void* out) {
-  memset(out, 0, 64);
+// Lanes of `bytes` each: the next of a for every bit of the mask, or else as they were.
+static inline void expand_lanes(uint32_t mask, const void* a, int bytes, void* lanes) {
   int next = 0;
   for (int lane = 0; lane < 64 / bytes; ++lane)
-    if (mask >> lane & 1) memcpy((char*)out + lane * bytes, (const char*)a + bytes * next++, bytes);
+    if (mask >> lane & 1)
+      memcpy((char*)lanes + lane * bytes, (const char*)a + bytes * next++, bytes);
+}
+
+static inline __m512 _mm512_mask_expand_ps(__m512 lanes, __mmask16 mask, __m512 a) {
+  expand_lanes(mask, &a, 4, &lanes);
+  return lanes;
+}
+
+static inline __m512d _mm512_mask_expand_pd(__m512d lanes, __mmask8 mask, __m512d a) {
+  expand_lanes(mask, &a, 8, &lanes);
+  return lanes;
 }
 
 static inline __m512 _mm512_maskz_expand_ps(__mmask16 mask, __m512 a) {
-  __m512 r;
-  expand_lanes(mask, &a, 4, &r);
-  return r;
+  return _mm512_mask_expand_ps(_mm512_setzero_ps(), mask, a);
 }
 
 static inline __m512d _mm512_maskz_expand_pd(__mmask8 mask, __m512d a) {
-  __m512d r;
-  expand_lanes(mask, &a, 8, &r);
-  return r;
+  return _mm512_mask_expand_pd(_mm512_setzero_pd(), mask, a);
 }
 
 static inline __m512i _mm512_maskz_expand_epi32(__mmask16 mask, __m512i a) {
-  __m512i r;
+  __m512i r = _mm512_setzero_si512();
   expand_lanes(mask, &a, 4, &r);
   return r;
 }
 
 static inline __m512i _mm512_maskz_expand_epi64(__mmask8 mask, __m512i a) {
-  __m512i r;
+  __m512i r = _mm512_setzero_si512();
   expand_lanes(mask, &a, 8, &r);
   return r;
 }

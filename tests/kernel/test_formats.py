@@ -255,7 +255,7 @@ def test_a_weight_that_changes_before_it_is_packed(format, change, order):
 
 
 CHANGING = """
-import threading, time
+import threading
 torch.manual_seed(0)
 weight = torch.randn(500, 500).where(torch.rand(500, 500) < 0.3, 0.0)
 stop = threading.Event()
@@ -267,23 +267,23 @@ def change():
 
 other = threading.Thread(target=change)
 other.start()
-outcomes = [0, 0]
 try:
     for i in range(60):
         strides = (500, 1) if i % 2 else (1, 500)
         arguments = (weight.data_ptr(), 500, 500, *strides, "float32")
-        header = _C.describe(*arguments, FORMAT, 0)
-        size = _C.packed_bytes(header)
+        try:
+            header = _C.describe(*arguments, FORMAT, 0)
+            size = _C.packed_bytes(header)
+        except ValueError:  # parts of the header are of different times
+            continue
         room = torch.full((size + 128,), 0x5A, dtype=torch.uint8)
         packed = room[64:-64]
         try:
             _C.pack(*arguments, header, packed.data_ptr(), size)
         except ValueError as error:
             assert "the weight changed while it was packed" in str(error), error
-            outcomes[0] += 1
         else:
             _C.validate(packed.data_ptr(), size)
-            outcomes[1] += 1
         assert (room[:64] == 0x5A).all() and (room[-64:] == 0x5A).all()
 finally:
     stop.set()

@@ -1,5 +1,7 @@
 """Every kernel of the table against the dense product in float64, over named relations of shapes."""
 
+import functools
+
 import pytest
 import torch
 from kernel_support import (
@@ -48,7 +50,7 @@ RELATIONS = {
     "three_vectors": lambda: (scattered(40, 70), 24),
     "panel_full": lambda: (scattered(48, 64), 64),
     "one_row_after_panels": lambda: (scattered(40, 70), 65),
-    "one_row_after_a_panel_of_one_vector": lambda: (scattered(5, 30000, 0.02), 33),
+    "one_row_after_a_panel_of_one_vector": lambda: (scattered(2, 30000, 0.02), 17),
     "several_panels": lambda: (scattered(33, 50), 197),
     "empty_batch": lambda: (scattered(40, 70), 0),
     "k_eq_1": lambda: (scattered(40, 1, 0.5), 9),
@@ -61,8 +63,8 @@ RELATIONS = {
     "n_not_multiple_of_tile": lambda: (scattered(50, 64), 9),
     "k_eq_256": lambda: (scattered(20, 256), 9),
     "k_gt_256": lambda: (scattered(20, 257), 9),
-    "k_eq_65536": lambda: (scattered(3, 65536, 0.01), 9),
-    "k_gt_65536": lambda: (scattered(3, 65543, 0.01), 9),
+    "k_eq_65536": lambda: (scattered(3, 65536, 0.01), 3),
+    "k_gt_65536": lambda: (scattered(3, 65543, 0.01), 3),
     "k_gt_65536_one_row": lambda: (scattered(3, 65543, 0.01), 1),
     "all_zero_row": lambda: (with_row(40, 70, 7, 0.0), 9),
     "all_zero_weight": lambda: (scattered(40, 70, 0.0), 9),
@@ -73,6 +75,13 @@ RELATIONS = {
     "skewed_rows_one_row": lambda: (skewed(100, 120), 1),
 }
 
+
+@functools.cache
+def relation_of(name: str) -> tuple[torch.Tensor, int]:
+    """In float64, for all kernels: to make the wide ones takes longer than to multiply them."""
+    return RELATIONS[name]()
+
+
 every_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=KERNEL_IDS)
 
 
@@ -80,7 +89,7 @@ every_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=KERNEL_IDS)
 @every_kernel
 def test_forward(kernel, relation):
     dtype = DTYPES[kernel["value"]]
-    weight, batch = RELATIONS[relation]()
+    weight, batch = relation_of(relation)
     weight, x = weight.to(dtype), torch.randn(batch, weight.shape[1]).to(dtype)
     bias = torch.randn(len(weight)).to(dtype)
     packed = pack(weight, kernel["format"])
@@ -93,7 +102,7 @@ def test_forward(kernel, relation):
 @every_kernel
 def test_backward(kernel, relation):
     dtype = DTYPES[kernel["value"]]
-    weight, batch = RELATIONS[relation]()
+    weight, batch = relation_of(relation)
     weight, grad = weight.to(dtype), torch.randn(batch, len(weight)).to(dtype)
 
     got = backward(kernel["isa"], pack(weight, kernel["format"]), grad)
@@ -130,10 +139,10 @@ def test_any_number_of_threads_gives_the_same_bits(kernel, num_threads):
     dtype = DTYPES[kernel["value"]]
     weight = torch.cat([skewed(200, 900), scattered(203, 900, 0.6)]).to(dtype)
     packed = pack(weight, kernel["format"])
-    for batch in (1, 7, 70):
+    for batch in (1, 7, 40):
         x, grad = torch.randn(batch, 900).to(dtype), torch.randn(batch, 403).to(dtype)
         y, grad_x = forward(kernel["isa"], packed, x), backward(kernel["isa"], packed, grad)
-        for threads in (2, 3, 8):
+        for threads in (2, 5):
             assert torch.equal(bits(forward(kernel["isa"], packed, x, threads=threads)), bits(y))
             assert torch.equal(
                 bits(backward(kernel["isa"], packed, grad, threads=threads)), bits(grad_x)

@@ -41,7 +41,7 @@ def test_dropped_zeros_times_nonfinite_x_are_nan(kernel, bad):
     dtype = DTYPES[kernel["value"]]
     weight = pruned(40, 21, dtype)
     packed = pack(weight, kernel["format"])
-    for batch in (1, 2, 9, 40):
+    for batch in (1, 5, 33):
         for column in (0, 3, 4, 20):
             x = torch.randn(batch, 21).to(dtype)
             x[batch // 2, column] = bad
@@ -54,7 +54,7 @@ def test_dropped_zeros_times_nonfinite_gradients_are_nan(kernel, bad):
     dtype = DTYPES[kernel["value"]]
     weight = pruned(21, 40, dtype)
     packed = pack(weight, kernel["format"])
-    for batch in (1, 2, 9, 40):
+    for batch in (1, 5, 33):
         for row in (0, 5, 6, 20):
             grad = torch.randn(batch, 21).to(dtype)
             grad[batch // 2, row] = bad
