@@ -62,9 +62,11 @@ inline void for_blocks(const PackedView& w, int64_t begin, int64_t end, F&& f) {
 // ---- panels -------------------------------------------------------------------------------------
 
 // A pair's sums of few vectors are too few to hide the latency of a multiplication: every second or
-// fourth step has sums of its own. (1, 2, 4, 8 vectors at half of the weights zero: 10, 20, 4, -5 %
-// faster than without.)
-constexpr int chains_of(int vectors) { return vectors == 1 ? 4 : vectors <= 4 ? 2 : 1; }
+// fourth step has sums of its own, as far as there are registers. (With AVX-512 and half of the
+// weights zero, panels of 1, 2, 4 vectors are 10, 20, 4 % faster than without.)
+constexpr int chains_of(int vectors) {
+  return vectors == 1 ? 4 : 2 * vectors <= kPairVectors ? 2 : 1;
+}
 
 // sums[row] += the tile's part, for `count` pairs.
 template <class S, class V, int kVectors>
