@@ -157,8 +157,7 @@ void decode(const PackedView& view, int64_t first_row, Entries& out) {
 Width csr_index_width(uint64_t cols) {
   if (cols <= uint64_t{1} << 8) return Width::k8;
   if (cols <= uint64_t{1} << 16) return Width::k16;
-  if (cols <= uint64_t{1} << 32) return Width::k32;
-  fail("csr: expected at most 2^32 columns, got %" PRIu64, cols);
+  return Width::k32;
 }
 
 Width csr_offset_width(uint64_t nonzeros) {

@@ -31,6 +31,8 @@ void check_counts(uint64_t rows, uint64_t cols, uint64_t nonzeros) {
   constexpr uint64_t kMost = INT64_MAX;
   if (rows > kMost || cols > kMost)
     fail("packed rows x cols: expected sizes below 2^63, got %" PRIu64 " x %" PRIu64, rows, cols);
+  if (cols > uint64_t{1} << 32)  // an entry's column has 32 bits
+    fail("packed cols: expected at most 2^32 columns, got %" PRIu64, cols);
   uint64_t elements;
   if (__builtin_mul_overflow(rows, cols, &elements)) elements = UINT64_MAX;
   if (nonzeros > elements || nonzeros > kMost)

@@ -48,8 +48,6 @@ Layout layout(const Header& header) {
   if (header.index_width != Width::k8)
     fail("packed index width: expected 1 byte for pairs, got %d",
          static_cast<int>(header.index_width));
-  if (header.cols > uint64_t{1} << 32)
-    fail("pairs: expected at most 2^32 columns, got %" PRIu64, header.cols);
   const uint64_t indices = header.extent[0], values = header.extent[1];
   if (values % 2 != 0 || values < header.nonzeros || values / 2 > header.nonzeros)
     fail("packed extent: expected an even number of values, %" PRIu64
