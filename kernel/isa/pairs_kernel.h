@@ -61,12 +61,11 @@ inline void for_blocks(const PackedView& w, int64_t begin, int64_t end, F&& f) {
 
 // ---- panels -------------------------------------------------------------------------------------
 
-// A pair's sums of few vectors are too few to hide the latency of a multiplication: every second or
-// fourth step has sums of its own, as far as there are registers. (With AVX-512 and half of the
-// weights zero, panels of 1, 2, 4 vectors are 10, 20, 4 % faster than without.)
-constexpr int chains_of(int vectors) {
-  return vectors == 1 ? 4 : 2 * vectors <= kPairVectors ? 2 : 1;
-}
+// A pair's sums of few vectors are too few to hide the latency of a multiplication: every second
+// step has sums of its own, as far as there are registers. (With AVX-512 and half of the weights
+// zero, panels of 1, 2, 4 vectors are 10, 20, 4 % faster than without. Four chains for one vector
+// bring nothing more there and cost 10-15 % from 90 % zeros on.)
+constexpr int chains_of(int vectors) { return 2 * vectors <= kPairVectors ? 2 : 1; }
 
 // sums[row] += the tile's part, for `count` pairs.
 template <class S, class V, int kVectors>
@@ -104,7 +103,7 @@ inline void multiply_tile(Place<S>& place, int64_t count, const typename V::Scal
       }
     };
     for (; shared >= U; shared -= U, indices += U, values += 2 * U)
-#pragma GCC unroll 4
+#pragma GCC unroll 2
       for (int u = 0; u < U; ++u) both(a[u], b[u], u);
     for (; shared > 0; --shared, ++indices, values += 2) both(a[0], b[0], 0);
 
@@ -121,17 +120,16 @@ inline void multiply_tile(Place<S>& place, int64_t count, const typename V::Scal
         to_b[v] = V::fma(weight_b, V::load(column_b + v * L), to_b[v]);
     };
     for (; single >= U; single -= U, indices += 2 * U, values += 2 * U)
-#pragma GCC unroll 4
+#pragma GCC unroll 2
       for (int u = 0; u < U; ++u) each(a[u], b[u], u);
     for (; single > 0; --single, indices += 2, values += 2) each(a[0], b[0], 0);
 
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
-      for (int half = U / 2; half > 0; half /= 2)
-        for (int u = 0; u < half; ++u) {
-          a[u][v] = V::add(a[u][v], a[u + half][v]);
-          b[u][v] = V::add(b[u][v], b[u + half][v]);
-        }
+      for (int u = 1; u < U; ++u) {
+        a[0][v] = V::add(a[0][v], a[u][v]);
+        b[0][v] = V::add(b[0][v], b[u][v]);
+      }
       a[0][v].store(sum_a + v * L);
       b[0][v].store(sum_b + v * L);
     }
