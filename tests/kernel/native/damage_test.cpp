@@ -97,8 +97,9 @@ void test_use(const Packed& packed, const Kernels& kernels, Random& random) {
   expect(dense.memory.intact(), "unpack wrote beside its output");
   const Weight weight = from_dense(type, dense.view);
   const bool comparable = moderate(weight);
-  const int64_t batch =
-      shape.cols > 1000 || chance(random, .5) ? 1 + below(random, 16) : 17 + below(random, 40);
+  const int64_t batch = shape.cols > 1000 || chance(random, .5)
+                            ? 1 + below(random, shape.cols > 10'000 ? 2 : 16)
+                            : 17 + below(random, 40);
   for (bool transposed : {false, true}) {
     const int64_t in = transposed ? shape.rows : shape.cols;
     const int64_t out = transposed ? shape.cols : shape.rows;

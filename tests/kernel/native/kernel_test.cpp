@@ -82,10 +82,12 @@ void test_cuts_of_kernels(const Blob& blob, const Weight& weight, const Kernels&
                kernel.most_vectors * kernel.ops->lanes <= fxsparse::kMaxPanelRows,
            "the kernel's limits");
     const int vectors = 1 + static_cast<int>(below(random, kernel.most_vectors));
+    // Wide weights take long.
+    const int64_t most = weight.shape.cols > 10'000 ? 3 : fxsparse::kMaxPanelRows;
     const int64_t lanes = static_cast<int64_t>(vectors) * kernel.ops->lanes;
-    test_width(blob, weight, kernel, 1 + below(random, lanes), vectors, random);
-    if (kernel.most_few > 0)
-      test_width(blob, weight, kernel, 1 + below(random, kernel.most_few), 0, random);
+    test_width(blob, weight, kernel, 1 + below(random, std::min(lanes, most)), vectors, random);
+    const int64_t few = std::min<int64_t>(kernel.most_few, most);
+    if (few > 0) test_width(blob, weight, kernel, 1 + below(random, few), 0, random);
   }
 }
 

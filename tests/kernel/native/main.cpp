@@ -62,27 +62,23 @@ Kernels kernels_of(const FormatLines& lines, int type) {
   return kernels;
 }
 
+// Of one value type, in turn: other weights find more than other types of the same.
 void test_case(const std::vector<FormatLines>& formats, int64_t number) {
   const Case c = make_case(number);
-  const Scope scope("%s", c.name.c_str());
-  // Types in turn where the weight is large; all of them else.
-  const bool large = c.shape.rows * c.shape.cols > 20'000;
-  for (int t = 0; t < fxsparse::kValueTypes; ++t) {
-    if (large && t != number % fxsparse::kValueTypes) continue;
-    const Scope type_scope("%s", kTypes[t].name);
-    const Weight weight = make_weight(c, kTypes[t]);
-    for (const FormatLines& lines : formats) {
-      const Scope format_scope("%s", lines.format->name);
-      Random random(number * fxsparse::kValueTypes + t);
-      const Kernels kernels = kernels_of(lines, t);
-      test_format(*lines.format, weight, random);
-      const Blob blob = pack(*lines.format, to_dense(weight, Order::kRows, false), 0,
-                             static_cast<int>(below(random, 8)));
-      sabotage_blob(blob.memory);
-      test_products(blob, weight, kernels, number * fxsparse::kValueTypes + t);
-      if (weight.finite()) test_cuts_of_kernels(blob, weight, kernels, random);
-      test_damage(*lines.format, weight, kernels, random);
-    }
+  const int t = static_cast<int>(number % fxsparse::kValueTypes);
+  const Scope scope("%s, %s", c.name.c_str(), kTypes[t].name);
+  const Weight weight = make_weight(c, kTypes[t]);
+  for (const FormatLines& lines : formats) {
+    const Scope format_scope("%s", lines.format->name);
+    Random random(number);
+    const Kernels kernels = kernels_of(lines, t);
+    test_format(*lines.format, weight, random);
+    const Blob blob = pack(*lines.format, to_dense(weight, Order::kRows, false), 0,
+                           static_cast<int>(below(random, 8)));
+    sabotage_blob(blob.memory);
+    test_products(blob, weight, kernels, number);
+    if (weight.finite()) test_cuts_of_kernels(blob, weight, kernels, random);
+    test_damage(*lines.format, weight, kernels, random);
   }
 }
 
