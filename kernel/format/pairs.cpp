@@ -326,7 +326,7 @@ void pairs_choose_tiles(Header& header) {
   const double size = static_cast<double>(header.rows) * static_cast<double>(header.cols);
   const double density = size > 0 ? static_cast<double>(header.nonzeros) / size : 0;
   header.index_width = Width::k8;
-  // Taller tiles find better pairs and read x less often: 5-20 % faster. But a block is the least a
+  // Taller tiles find better pairs and read x less often: 0-20 % faster. But a block is the least a
   // thread can do, so smaller weights are cut more finely.
   header.tile_rows_log2 = header.rows >= 1536 ? 8 : 7;
   // Wider tiles are fewer: each costs a pair two loops and its sums a way to memory and back. A

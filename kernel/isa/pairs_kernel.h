@@ -62,9 +62,9 @@ inline void for_blocks(const PackedView& w, int64_t begin, int64_t end, F&& f) {
 // ---- panels -------------------------------------------------------------------------------------
 
 // A pair's sums of few vectors are too few to hide the latency of a multiplication: every second
-// step has sums of its own, as far as there are registers. (With AVX-512 and half of the weights
-// zero, panels of 1, 2, 4 vectors are 10, 20, 4 % faster than without. Four chains for one vector
-// bring nothing more there and cost 10-15 % from 90 % zeros on.)
+// step has sums of its own, as far as there are registers. (AVX-512: about 10 % faster for one
+// vector, 10-25 % for two, 0-10 % for four. Four chains for one vector took 10-15 % longer than two
+// from 90 % zeros on, and were -3 to 10 % faster at half.)
 constexpr int chains_of(int vectors) { return 2 * vectors <= kPairVectors ? 2 : 1; }
 
 // sums[row] += the tile's part, for `count` pairs.
@@ -168,9 +168,9 @@ void multiply_panel(const PackedView& w, const void* panel, int64_t rows, const 
   for_blocks<S>(w, begin, end, [&](Place<S>& place, int64_t tiles, int64_t block, int64_t n) {
     multiply_block<S, V, kVectors>(w, place, tiles, static_cast<const Scalar*>(panel),
                                    static_cast<const S*>(bias), block, n, sums);
-    // A vector of batch rows at a time across the block. All of the panel's at once would keep as
+    // A vector of batch rows at a time across the block: all of the panel's at once would keep as
     // many lines of y open, which compete for the same places of the cache where rows of y are a
-    // multiple of 4 KB apart: 8-60 % slower at 3072 rows.
+    // multiple of 4 KB apart.
     for (int64_t lane = 0; lane < rows; lane += L)
       store_tile<S, V>(sums + lane, static_cast<int>(n), kLanes, rows - lane < L ? rows - lane : L,
                        y + lane * y_stride + block, y_stride);
@@ -224,7 +224,7 @@ int vectors_for(const PackedView& w) {
 // ---- a single batch row -------------------------------------------------------------------------
 
 // Both rows of a pair are one vector. More batch rows gain nothing from vectors narrower than the
-// instruction set's own (4 or 8 lanes of 16: 0-7 %).
+// instruction set's own (4 or 8 lanes of 16: -7 to 8 %).
 template <class S>
 void multiply_few(const PackedView& w, const void* x_, int64_t, const void* bias_, void* y_,
                   int64_t, int64_t begin, int64_t end) {
