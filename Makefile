@@ -50,7 +50,7 @@ endif
 
 sanitize:
 	$(NATIVE) OUT=$(NATIVE_OUT)/address FLAGS="-O1 -fsanitize=address,undefined -fno-sanitize-recover"
-	UBSAN_OPTIONS=print_stacktrace=1 $(NATIVE_OUT)/address/native --seconds 40
+	UBSAN_OPTIONS=print_stacktrace=1 $(NATIVE_OUT)/address/native --seconds 90
 	$(NATIVE_OUT)/address/native --threads 5
 	$(NATIVE) OUT=$(NATIVE_OUT)/thread FLAGS="-O1 -fsanitize=thread"
 	$(NATIVE_OUT)/thread/native --threads 10
