@@ -409,8 +409,8 @@ int64_t scratch_bytes(const PackedView&, int vectors) {
 }
 
 // Where few of the weights are zero, up to two vectors are multiplied as small batches are, with
-// whole passes of the widest kind and one for what is left. With 60 % zeros 17 rows take 0.73 of the
-// time (AVX-512); with few registers passes are narrow, and it pays later.
+// whole passes of the widest kind and one for what is left. With 60 % zeros 17 rows take 0.73 of
+// the time (AVX-512); with few registers passes are narrow, and it pays later.
 constexpr double kDense = kRegisters == 32 ? 0.28 : 0.45;
 
 template <class S>
