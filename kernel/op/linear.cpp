@@ -181,7 +181,7 @@ class Multiply {
     if (packed_.format->id == FormatId::kCsr) {
       scatter(view_, 0);
     } else {
-      thread_local Entries entries;
+      Entries entries;
       for (int64_t row = 0; row < view_.rows; row = entries.first_row + entries.rows) {
         decode_unit(packed_, row, entries);
         scatter(entries.csr(view_), entries.first_row);
