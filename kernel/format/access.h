@@ -2,8 +2,10 @@
 
 // Typed access to the sections of a blob, which may start at any address, and their lay-out.
 
+#include <cinttypes>
 #include <cstring>
 
+#include "error.h"
 #include "format/format.h"
 
 namespace fxsparse {
@@ -39,6 +41,23 @@ auto with_offset(Width width, F&& f) {
   return width == Width::k32 ? f(uint32_t{}) : f(uint64_t{});
 }
 
+// The narrowest offset that holds `most`.
+inline Width offset_width_for(uint64_t most) {
+  return most < uint64_t{1} << 32 ? Width::k32 : Width::k64;
+}
+
+inline int64_t get_offset(const uint8_t* section, Width width, int64_t i) {
+  return width == Width::k32 ? load_at<uint32_t>(section, i)
+                             : static_cast<int64_t>(load_at<uint64_t>(section, i));
+}
+
+inline void put_offset(uint8_t* section, Width width, int64_t i, int64_t value) {
+  if (width == Width::k32)
+    store_at(section, i, static_cast<uint32_t>(value));
+  else
+    store_at(section, i, static_cast<uint64_t>(value));
+}
+
 // Places sections one after the other.
 class SectionPlacer {
  public:
@@ -60,9 +79,25 @@ class SectionPlacer {
   bool overflow_ = false;
 };
 
+inline void finish_layout(const Header& header, const SectionPlacer& placer, Layout& layout) {
+  layout.bytes = placer.end();
+  if (placer.overflow())
+    fail("packed size: expected a length below 2^63 bytes, got %" PRIu64 " x %" PRIu64
+         " with %" PRIu64 " nonzeros",
+         header.rows, header.cols, header.nonzeros);
+}
+
 // The bytes between sections are zero, so that equal weights are equal blobs.
 inline void clear_padding(uint8_t* out, uint64_t begin, uint64_t end) {
   std::memset(out + begin, 0, end - begin);
+}
+
+// Zeroes what may be padding at the end of each section: to be called before they are filled.
+inline void clear_section_ends(uint8_t* out, const Layout& layout, int sections) {
+  for (int i = 0; i < sections; ++i) {
+    const uint64_t end = i + 1 < sections ? layout.section[i + 1] : layout.bytes;
+    clear_padding(out, end == layout.section[i] ? end : end - kAlignment, end);
+  }
 }
 
 }  // namespace fxsparse

@@ -94,22 +94,11 @@ void validate(const PackedView& view) {
 void decode(const PackedView& view, int64_t first_row, Entries& out) {
   const int64_t group = first_row / kRowGroup;
   const uint8_t* masks = masks_of(view, group);
-  out.first_row = first_row;
-  out.rows = std::min(kRowGroup, view.rows - first_row);
   int64_t next[kRowGroup] = {};
   for (int64_t k = 0; k < view.cols; ++k)
     for (unsigned mask = load_at<uint16_t>(masks, k); mask != 0; mask &= mask - 1)
       ++next[__builtin_ctz(mask)];
-  out.offsets.resize(out.rows + 1);
-  int64_t sum = 0;
-  for (int64_t r = 0; r < out.rows; ++r) {
-    out.offsets[r] = sum;
-    sum += next[r];
-    next[r] = out.offsets[r];
-  }
-  out.offsets[out.rows] = sum;
-  out.columns.resize(sum);
-  out.values.resize(sum * value_bytes(view.value));
+  out.begin(first_row, std::min(kRowGroup, view.rows - first_row), next, value_bytes(view.value));
   with_bits(view.value, [&](auto bits) {
     using Bits = decltype(bits);
     int64_t from = value_offset(view, group);

@@ -70,7 +70,7 @@ struct Packer {
   bool run(uint64_t nonzeros) const {
     const int64_t count_of_groups = group_count(dense.rows);
     const int64_t bytes = dense.rows * dense.cols * static_cast<int64_t>(sizeof(Bits));
-    for_groups(count_of_groups, bytes, [&](int64_t begin, int64_t end) {
+    for_ranges(count_of_groups, bytes, [&](int64_t begin, int64_t end) {
       for (int64_t g = begin; g < end; ++g) count(g);
     });
     uint64_t sum = 0;
@@ -80,12 +80,8 @@ struct Packer {
       put_offset(groups, offset_width, g, static_cast<int64_t>(sum));
     }
     if (sum != nonzeros) return false;
-    std::atomic<bool> same{true};
-    for_groups(count_of_groups, bytes, [&](int64_t begin, int64_t end) {
-      for (int64_t g = begin; g < end; ++g)
-        if (!fill(g)) same = false;
-    });
-    return same;
+    return first_failing(count_of_groups, bytes, [&](int64_t g) { return fill(g); }) ==
+           count_of_groups;
   }
 };
 
@@ -101,10 +97,7 @@ void bitmap_pack(const DenseView& dense, const Header& header, uint8_t* out) {
                                   out + layout.section[kBitmapValues]}
         .run(header.nonzeros);
   });
-  if (!same)
-    fail("pack: expected the %" PRIu64
-         " nonzeros counted at first, got others: the weight changed while it was packed",
-         header.nonzeros);
+  if (!same) fail_changed(header.nonzeros);
 }
 
 }  // namespace fxsparse

@@ -1,14 +1,11 @@
 #include "format/csr.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cinttypes>
-#include <vector>
 
 #include "error.h"
 #include "format/csr_access.h"
-#include "format/dense.h"
-#include "pool/pool.h"
+#include "format/units.h"
 
 namespace fxsparse {
 namespace {
@@ -17,7 +14,7 @@ int64_t unit_rows(const PackedView&) { return kRowGroup; }
 
 void set_widths(Header& header) {
   header.index_width = csr_index_width(header.cols);
-  header.offset_width = csr_offset_width(header.nonzeros);
+  header.offset_width = offset_width_for(header.nonzeros);
 }
 
 void describe(const DenseView&, Header& header) { set_widths(header); }
@@ -29,7 +26,7 @@ Layout layout(const Header& header) {
            static_cast<int>(got));
   };
   check("index", csr_index_width(header.cols), header.index_width);
-  check("offset", csr_offset_width(header.nonzeros), header.offset_width);
+  check("offset", offset_width_for(header.nonzeros), header.offset_width);
   if (header.extent[0] | header.extent[1])
     fail("packed extent: expected zeros for csr, got %" PRIu64 " %" PRIu64, header.extent[0],
          header.extent[1]);
@@ -45,11 +42,7 @@ Layout layout(const Header& header) {
   result.section[kCsrIndices] =
       placer.place(header.nonzeros, static_cast<uint64_t>(header.index_width));
   result.section[kCsrValues] = placer.place(header.nonzeros, value_bytes(header.value));
-  result.bytes = placer.end();
-  if (placer.overflow())
-    fail("packed size: expected a length below 2^63 bytes, got %" PRIu64 " x %" PRIu64
-         " with %" PRIu64 " nonzeros",
-         header.rows, header.cols, header.nonzeros);
+  finish_layout(header, placer, result);
   return result;
 }
 
@@ -84,19 +77,8 @@ int64_t first_bad_index(const PackedView& view, int64_t row) {
 
 template <class Index>
 void validate_indices(const PackedView& view) {
-  const int threads = threads_for_bytes(view.nonzeros * static_cast<int64_t>(sizeof(Index)));
-  const int64_t chunks = std::clamp<int64_t>(threads * 4, 1, std::max<int64_t>(view.rows, 1));
-  std::atomic<int64_t> first_bad_row{view.rows};
-  parallel_for(threads, static_cast<int>(chunks), [&](int chunk) {
-    for (int64_t row = view.rows * chunk / chunks; row < view.rows * (chunk + 1) / chunks; ++row) {
-      if (first_bad_index<Index>(view, row) < 0) continue;
-      int64_t seen = first_bad_row.load();
-      while (row < seen && !first_bad_row.compare_exchange_weak(seen, row)) {
-      }
-      return;
-    }
-  });
-  const int64_t row = first_bad_row.load();
+  const int64_t row = first_failing(view.rows, view.nonzeros * static_cast<int64_t>(sizeof(Index)),
+                                    [&](int64_t r) { return first_bad_index<Index>(view, r) < 0; });
   if (row == view.rows) return;
   const int64_t bad = first_bad_index<Index>(view, row);
   if (bad < 0) fail("csr indices of row %" PRId64 ": changed while they were checked", row);
@@ -115,17 +97,9 @@ int64_t row_cut(const PackedView& view, int64_t part, int64_t parts) {
   // A row costs about as much as 16 nonzeros besides its own (loop start, tail, store).
   constexpr int64_t kRowCost = 16;
   const auto cost = [&](int64_t row) { return csr_offset(view, row) + row * kRowCost; };
-  const int64_t target =
-      static_cast<int64_t>(static_cast<__int128>(cost(view.rows)) * part / parts);
-  int64_t low = 0, high = view.rows;
-  while (low < high) {
-    const int64_t middle = low + (high - low) / 2;
-    if (cost(middle) < target)
-      low = middle + 1;
-    else
-      high = middle;
-  }
-  return std::min(view.rows, (low + kRowGroup / 2) / kRowGroup * kRowGroup);
+  const int64_t target = cost_of_parts(cost(view.rows), part, parts);
+  const int64_t row = units_that_cost(view.rows, target, cost);
+  return std::min(view.rows, (row + kRowGroup / 2) / kRowGroup * kRowGroup);
 }
 
 int64_t expected_bytes(const Header& header) {
@@ -158,10 +132,6 @@ Width csr_index_width(uint64_t cols) {
   if (cols <= uint64_t{1} << 8) return Width::k8;
   if (cols <= uint64_t{1} << 16) return Width::k16;
   return Width::k32;
-}
-
-Width csr_offset_width(uint64_t nonzeros) {
-  return nonzeros < uint64_t{1} << 32 ? Width::k32 : Width::k64;
 }
 
 const Format kCsrFormat = {

@@ -13,10 +13,10 @@ extern const Format kCsrFormat;
 constexpr int kCsrOffsets = 0;
 constexpr int kCsrIndices = 1;
 constexpr int kCsrValues = 2;
+constexpr int kCsrSections = 3;
 
-// The narrowest index that holds cols - 1, the narrowest offset that holds nonzeros.
+// The narrowest index that holds cols - 1.
 Width csr_index_width(uint64_t cols);
-Width csr_offset_width(uint64_t nonzeros);
 
 void csr_pack(const DenseView& dense, const Header& header, uint8_t* out);
 

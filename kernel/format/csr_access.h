@@ -6,9 +6,7 @@
 namespace fxsparse {
 
 inline int64_t csr_offset(const PackedView& view, int64_t row) {
-  const uint8_t* offsets = view.section[kCsrOffsets];
-  return view.offset_width == Width::k32 ? load_at<uint32_t>(offsets, row)
-                                         : static_cast<int64_t>(load_at<uint64_t>(offsets, row));
+  return get_offset(view.section[kCsrOffsets], view.offset_width, row);
 }
 
 }  // namespace fxsparse

@@ -6,10 +6,18 @@
 #include "format/csr.h"
 #include "format/csr_access.h"
 #include "format/dense.h"
-#include "pool/pool.h"
+#include "format/units.h"
 
 namespace fxsparse {
 namespace {
+
+// Calls f(begin, end) for blocks of whole strips of rows.
+template <class F>
+void for_row_blocks(int64_t rows, int64_t bytes, F&& f) {
+  for_ranges((rows + kStripRows - 1) / kStripRows, bytes, [&](int64_t begin, int64_t end) {
+    f(begin * kStripRows, std::min(rows, end * kStripRows));
+  });
+}
 
 template <class Bits, class Index, class Offset>
 struct Packer {
@@ -114,15 +122,7 @@ void csr_pack(const DenseView& dense, const Header& header, uint8_t* out) {
   const Layout layout = kCsrFormat.layout(header);
   const uint64_t nonzeros = header.nonzeros;
   std::memcpy(out, &header, sizeof header);
-  clear_padding(
-      out,
-      layout.section[kCsrOffsets] + (header.rows + 1) * static_cast<uint64_t>(header.offset_width),
-      layout.section[kCsrIndices]);
-  clear_padding(out,
-                layout.section[kCsrIndices] + nonzeros * static_cast<uint64_t>(header.index_width),
-                layout.section[kCsrValues]);
-  clear_padding(out, layout.section[kCsrValues] + nonzeros * value_bytes(header.value),
-                layout.bytes);
+  clear_section_ends(out, layout, kCsrSections);
   const bool same = with_bits(header.value, [&](auto bits) {
     return with_index(header.index_width, [&](auto index) {
       return with_offset(header.offset_width, [&](auto offset) {
@@ -133,10 +133,7 @@ void csr_pack(const DenseView& dense, const Header& header, uint8_t* out) {
       });
     });
   });
-  if (!same)
-    fail("pack: expected the %" PRIu64
-         " nonzeros counted at first, got others: the weight changed while it was packed",
-         nonzeros);
+  if (!same) fail_changed(nonzeros);
 }
 
 }  // namespace fxsparse

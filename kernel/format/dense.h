@@ -3,11 +3,9 @@
 // Reading dense weights by their bits: zero is +0.0 or -0.0, whatever the type, so the width of a
 // value is all that matters.
 
-#include <algorithm>
 #include <cstdint>
 
 #include "format/types.h"
-#include "pool/pool.h"
 
 namespace fxsparse {
 
@@ -40,18 +38,5 @@ inline bool columns_are_contiguous(const DenseView& dense) {
 
 // How many threads a pass over this many bytes deserves: the memory bus, not the CPU, is the limit.
 int threads_for_bytes(int64_t bytes);
-
-// Calls f(begin, end) for blocks of whole strips of rows, on as many threads as pay.
-template <class F>
-void for_row_blocks(int64_t rows, int64_t bytes, F&& f) {
-  const int threads = threads_for_bytes(bytes);
-  const int64_t strips = (rows + kStripRows - 1) / kStripRows;
-  const int64_t chunks = std::min<int64_t>(strips, threads == 1 ? 1 : threads * 4);
-  if (chunks == 0) return;
-  parallel_for(threads, static_cast<int>(chunks), [&](int chunk) {
-    f(strips * chunk / chunks * kStripRows,
-      std::min(rows, strips * (chunk + 1) / chunks * kStripRows));
-  });
-}
 
 }  // namespace fxsparse

@@ -5,7 +5,7 @@
 
 #include "format/dense.h"
 #include "format/format.h"
-#include "pool/pool.h"
+#include "format/units.h"
 
 namespace fxsparse {
 namespace {
@@ -28,6 +28,21 @@ void write_rows(const Entries& entries, int64_t cols, Bits* out, int64_t row_str
 }
 
 }  // namespace
+
+void Entries::begin(int64_t first, int64_t n, int64_t* counts, int64_t value_bytes) {
+  first_row = first;
+  rows = n;
+  offsets.resize(n + 1);
+  int64_t sum = 0;
+  for (int64_t r = 0; r < n; ++r) {
+    offsets[r] = sum;
+    sum += counts[r];
+    counts[r] = offsets[r];
+  }
+  offsets[n] = sum;
+  columns.resize(sum);
+  values.resize(sum * value_bytes);
+}
 
 PackedView Entries::csr(const PackedView& whole) const {
   PackedView view{};
@@ -52,12 +67,10 @@ void unpack(const Packed& packed, void* out, int64_t row_stride, int64_t col_str
   const PackedView& view = packed.view;
   const int64_t unit = packed.format->unit_rows(view);
   const int64_t units = (view.rows + unit - 1) / unit;
-  const int threads = threads_for_bytes(view.rows * view.cols * value_bytes(view.value));
-  const int64_t chunks = std::min<int64_t>(units, threads == 1 ? 1 : threads * 4);
-  if (chunks == 0) return;
-  parallel_for(threads, static_cast<int>(chunks), [&](int chunk) {
+  const int64_t bytes = view.rows * view.cols * value_bytes(view.value);
+  for_ranges(units, bytes, [&](int64_t begin, int64_t end) {
     Entries entries;
-    for (int64_t u = units * chunk / chunks; u < units * (chunk + 1) / chunks; ++u) {
+    for (int64_t u = begin; u < end; ++u) {
       packed.format->decode(view, u * unit, entries);
       with_bits(view.value, [&](auto type) {
         using Bits = decltype(type);

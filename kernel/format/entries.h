@@ -19,6 +19,10 @@ struct Entries {
   std::vector<uint32_t> columns;  // increasing within a row
   std::vector<uint8_t> values;    // bits of the weight; none is a zero
 
+  // For a decoder: begins with rows of so many entries of `value_bytes` each. counts[r] becomes
+  // where the entries of row r go.
+  void begin(int64_t first, int64_t n, int64_t* counts, int64_t value_bytes);
+
   // The same as a weight in CSR, to be read while this lives unchanged.
   PackedView csr(const PackedView& whole) const;
 };

@@ -1,7 +1,6 @@
 #include "format/pairs.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cinttypes>
 #include <cmath>
 #include <cstring>
@@ -9,8 +8,7 @@
 
 #include "error.h"
 #include "format/access.h"
-#include "format/dense.h"
-#include "pool/pool.h"
+#include "format/units.h"
 
 namespace fxsparse {
 namespace {
@@ -26,10 +24,8 @@ struct TileStart {
 
 TileStart tile_start(const PackedView& view, int64_t tile) {
   const uint8_t* tiles = view.section[kPairsTiles];
-  if (view.offset_width == Width::k32)
-    return {load_at<uint32_t>(tiles, 2 * tile), load_at<uint32_t>(tiles, 2 * tile + 1)};
-  return {static_cast<int64_t>(load_at<uint64_t>(tiles, 2 * tile)),
-          static_cast<int64_t>(load_at<uint64_t>(tiles, 2 * tile + 1))};
+  return {get_offset(tiles, view.offset_width, 2 * tile),
+          get_offset(tiles, view.offset_width, 2 * tile + 1)};
 }
 
 PairHeader pair_header(const PackedView& view, int64_t pair) {
@@ -56,9 +52,9 @@ Layout layout(const Header& header) {
   if (indices < values / 2 || indices > values)
     fail("packed extent: expected %" PRIu64 " to %" PRIu64 " index bytes for pairs, got %" PRIu64,
          values / 2, values, indices);
-  if (header.offset_width != pairs_offset_width(values))
+  if (header.offset_width != offset_width_for(values))
     fail("packed offset width: expected %d bytes, got %d",
-         static_cast<int>(pairs_offset_width(values)), static_cast<int>(header.offset_width));
+         static_cast<int>(offset_width_for(values)), static_cast<int>(header.offset_width));
 
   const PairGrid grid(header);
   const uint64_t across = static_cast<uint64_t>(grid.tiles_of_block());
@@ -100,7 +96,7 @@ int64_t expected_bytes(const Header& header) {
   h.extent[1] = std::max(values, (h.nonzeros + 1) / 2 * 2);
   h.extent[0] =
       std::clamp(static_cast<uint64_t>(nonzeros * (1 - shared / 2)), h.extent[1] / 2, h.extent[1]);
-  h.offset_width = pairs_offset_width(h.extent[1]);
+  h.offset_width = offset_width_for(h.extent[1]);
   return static_cast<int64_t>(layout(h).bytes);
 }
 
@@ -198,25 +194,10 @@ void validate(const PackedView& view) {
          " (all), got %" PRId64 " and %" PRId64,
          tiles, view.extent[1], view.extent[0], last.value, last.index);
   if (tiles == 0) return;
-  const int threads = threads_for_bytes(view.extent[0]);
-  const int64_t chunks = std::min<int64_t>(grid.blocks(), threads * 4);
-  std::atomic<int64_t> first_bad{grid.blocks()};
-  parallel_for(threads, static_cast<int>(chunks), [&](int chunk) {
-    for (int64_t block = grid.blocks() * chunk / chunks;
-         block < grid.blocks() * (chunk + 1) / chunks; ++block) {
-      try {
-        check_block(view, grid, block);
-      } catch (const Error&) {
-        int64_t seen = first_bad.load();
-        while (block < seen && !first_bad.compare_exchange_weak(seen, block)) {
-        }
-        return;
-      }
-    }
-  });
-  if (first_bad.load() == grid.blocks()) return;
-  check_block(view, grid, first_bad.load());
-  fail("pairs tiles of block %" PRId64 ": changed while they were checked", first_bad.load());
+  const int64_t bad = check_units(grid.blocks(), view.extent[0],
+                                  [&](int64_t block) { check_block(view, grid, block); });
+  if (bad != grid.blocks())
+    fail("pairs tiles of block %" PRId64 ": changed while they were checked", bad);
 }
 
 // ---- decoding -----------------------------------------------------------------------------------
@@ -251,20 +232,11 @@ template <class Bits>
 void decode_block(const PackedView& view, int64_t block, Entries& out) {
   const PairGrid grid(view);
   const int64_t rows = grid.rows_of(block);
-  out.first_row = block * grid.tile_rows;
-  out.rows = rows;
   // One more for the row that does not exist.
   std::vector<int64_t> next(rows + 1, 0);
   for (int64_t tile = 0; tile < grid.tiles_of_block(); ++tile)
     for_tile_entries<Bits>(view, grid, block, tile, [&](int row, int, Bits) { ++next[row]; });
-  out.offsets.resize(rows + 1);
-  out.offsets[0] = 0;
-  for (int64_t row = 0; row < rows; ++row) {
-    out.offsets[row + 1] = out.offsets[row] + next[row];
-    next[row] = out.offsets[row];
-  }
-  out.columns.resize(out.offsets[rows]);
-  out.values.resize(out.offsets[rows] * sizeof(Bits));
+  out.begin(block * grid.tile_rows, rows, next.data(), sizeof(Bits));
 
   // Columns are put in order by way of a dense tile.
   std::vector<Bits> values((rows + 1) * grid.tile_cols);
@@ -303,24 +275,13 @@ int64_t row_cut(const PackedView& view, int64_t part, int64_t parts) {
            std::min(view.rows, block * grid.tile_rows) * row_cost;
   };
   const int64_t blocks = grid.blocks();
-  const int64_t target = static_cast<int64_t>(static_cast<__int128>(cost(blocks)) * part / parts);
-  int64_t low = 0, high = blocks;
-  while (low < high) {
-    const int64_t middle = low + (high - low) / 2;
-    if (cost(middle) < target)
-      low = middle + 1;
-    else
-      high = middle;
-  }
+  const int64_t target = cost_of_parts(cost(blocks), part, parts);
+  int64_t low = units_that_cost(blocks, target, cost);
   if (low > 0 && target - cost(low - 1) < cost(low) - target) --low;
   return std::min(view.rows, low * grid.tile_rows);
 }
 
 }  // namespace
-
-Width pairs_offset_width(uint64_t values) {
-  return values < uint64_t{1} << 32 ? Width::k32 : Width::k64;
-}
 
 void pairs_choose_tiles(Header& header) {
   const double size = static_cast<double>(header.rows) * static_cast<double>(header.cols);

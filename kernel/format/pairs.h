@@ -26,6 +26,7 @@ constexpr int kPairsTiles = 0;
 constexpr int kPairsHeaders = 1;
 constexpr int kPairsIndices = 2;
 constexpr int kPairsValues = 3;
+constexpr int kPairsSections = 4;
 
 constexpr int64_t kMaxTileRows = 256;  // numbers within a tile are bytes
 constexpr int64_t kMaxTileCols = 256;
@@ -70,9 +71,6 @@ struct PairGrid {
     return block * tiles_of_block() * (tile_rows / 2) + tile * pairs_of(block);
   }
 };
-
-// The narrowest offset that holds the number of values.
-Width pairs_offset_width(uint64_t values);
 
 // Sets the widths and tiles by the sizes and the number of nonzeros.
 void pairs_choose_tiles(Header& header);

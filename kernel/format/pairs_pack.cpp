@@ -9,7 +9,7 @@
 #include "format/dense.h"
 #include "format/pairs.h"
 #include "format/pairs_match.h"
-#include "pool/pool.h"
+#include "format/units.h"
 
 namespace fxsparse {
 namespace {
@@ -19,11 +19,8 @@ template <class F>
 void for_blocks(const PairGrid& grid, int64_t value_bytes, F&& f) {
   const int64_t blocks = grid.blocks();
   if (blocks == 0 || grid.cols == 0) return;
-  const int threads = threads_for_bytes(grid.rows * grid.cols * value_bytes);
-  const int64_t chunks = std::min<int64_t>(blocks, threads == 1 ? 1 : threads * 4);
-  parallel_for(threads, static_cast<int>(chunks), [&](int chunk) {
-    for (int64_t block = blocks * chunk / chunks; block < blocks * (chunk + 1) / chunks; ++block)
-      f(block);
+  for_ranges(blocks, grid.rows * grid.cols * value_bytes, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) f(block);
   });
 }
 
@@ -235,23 +232,14 @@ void pairs_describe(const DenseView& dense, Header& header) {
   });
   header.extent[0] = indices;
   header.extent[1] = values;
-  header.offset_width = pairs_offset_width(values);
+  header.offset_width = offset_width_for(values);
 }
 
 void pairs_pack(const DenseView& dense, const Header& header, uint8_t* out) {
   const Layout layout = kPairsFormat.layout(header);
   const PairGrid grid(header);
   std::memcpy(out, &header, sizeof header);
-  const uint64_t tiles = grid.blocks() * grid.tiles_of_block();
-  const uint64_t pairs = (header.rows + 1) / 2 * grid.tiles_of_block();
-  const auto clear = [&](int section, uint64_t bytes, uint64_t end) {
-    clear_padding(out, layout.section[section] + bytes, end);
-  };
-  clear(kPairsTiles, 2 * (tiles + 1) * static_cast<uint64_t>(header.offset_width),
-        layout.section[kPairsHeaders]);
-  clear(kPairsHeaders, pairs * sizeof(PairHeader), layout.section[kPairsIndices]);
-  clear(kPairsIndices, header.extent[0], layout.section[kPairsValues]);
-  clear(kPairsValues, header.extent[1] * value_bytes(header.value), layout.bytes);
+  clear_section_ends(out, layout, kPairsSections);
   const bool same = with_bits(header.value, [&](auto bits) {
     return with_offset(header.offset_width, [&](auto offset) {
       return Packer<decltype(bits), decltype(offset)>{dense,

@@ -186,8 +186,6 @@ void validate(const PackedView& view) {
 
 void decode(const PackedView& view, int64_t first_row, Entries& out) {
   const int64_t group = first_row / kRowGroup;
-  out.first_row = first_row;
-  out.rows = std::min(kRowGroup, view.rows - first_row);
   with_bits(view.value, [&](auto bits) {
     using Bits = decltype(bits);
     const uint8_t* values = view.section[kTilesValues];
@@ -195,16 +193,7 @@ void decode(const PackedView& view, int64_t first_row, Entries& out) {
     for_group_entries(view, group, [&](int64_t entry, int row, int64_t) {
       next[row] += is_nonzero(load_at<Bits>(values, entry));
     });
-    out.offsets.resize(out.rows + 1);
-    int64_t sum = 0;
-    for (int64_t r = 0; r < out.rows; ++r) {
-      out.offsets[r] = sum;
-      sum += next[r];
-      next[r] = out.offsets[r];
-    }
-    out.offsets[out.rows] = sum;
-    out.columns.resize(sum);
-    out.values.resize(sum * static_cast<int64_t>(sizeof(Bits)));
+    out.begin(first_row, std::min(kRowGroup, view.rows - first_row), next, sizeof(Bits));
     for_group_entries(view, group, [&](int64_t entry, int row, int64_t column) {
       const Bits value = load_at<Bits>(values, entry);
       if (!is_nonzero(value)) return;

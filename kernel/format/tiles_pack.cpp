@@ -150,7 +150,7 @@ struct Packer {
   bool run(uint64_t most_steps, uint64_t most_entries) const {
     const int64_t count_of_groups = group_count(dense.rows);
     const int64_t bytes = dense.rows * dense.cols * static_cast<int64_t>(sizeof(Bits));
-    for_groups(count_of_groups, bytes, [&](int64_t begin, int64_t end) {
+    for_ranges(count_of_groups, bytes, [&](int64_t begin, int64_t end) {
       for (int64_t g = begin; g < end; ++g) count(g);
     });
     uint64_t entries = 0, steps = 0;
@@ -161,12 +161,8 @@ struct Packer {
       put_offsets(g, static_cast<int64_t>(entries), static_cast<int64_t>(steps));
     }
     if (entries != most_entries || steps != most_steps) return false;
-    std::atomic<bool> same{true};
-    for_groups(count_of_groups, bytes, [&](int64_t begin, int64_t end) {
-      for (int64_t g = begin; g < end; ++g)
-        if (!fill(g)) same = false;
-    });
-    return same;
+    return first_failing(count_of_groups, bytes, [&](int64_t g) { return fill(g); }) ==
+           count_of_groups;
   }
 };
 
@@ -177,7 +173,7 @@ void tiles_measure(const DenseView& dense, uint64_t* steps, uint64_t* entries) {
   with_bits(dense.value, [&](auto bits) {
     using Bits = decltype(bits);
     const int64_t bytes = dense.rows * dense.cols * static_cast<int64_t>(sizeof(Bits));
-    for_groups(group_count(dense.rows), bytes, [&](int64_t begin, int64_t end) {
+    for_ranges(group_count(dense.rows), bytes, [&](int64_t begin, int64_t end) {
       uint64_t some_steps = 0, some_entries = 0;
       for (int64_t g = begin; g < end; ++g)
         count_tiles<Bits>(dense, g, [&](int more_steps, int more_entries) {
@@ -205,10 +201,7 @@ void tiles_pack(const DenseView& dense, const Header& header, uint8_t* out) {
                                   out + layout.section[kTilesValues]}
         .run(header.extent[0], header.extent[1]);
   });
-  if (!same)
-    fail("pack: expected the %" PRIu64
-         " nonzeros counted at first, got others: the weight changed while it was packed",
-         header.nonzeros);
+  if (!same) fail_changed(header.nonzeros);
 }
 
 }  // namespace fxsparse
