@@ -8,6 +8,9 @@
 
 namespace fxsparse {
 namespace FXSPARSE_ISA_NAMESPACE {
+namespace csr {
+
+constexpr int kMostVectors = 4;  // of two accumulators each; 8 leave too few registers
 
 // ---- forward ------------------------------------------------------------------------------------
 
@@ -16,8 +19,9 @@ namespace FXSPARSE_ISA_NAMESPACE {
 constexpr int unroll_of(int vectors) { return vectors == 1 ? 8 : vectors == 2 ? 4 : 2; }
 
 template <class S, class Index, int kVectors>
-void multiply_rows(const PackedView& w, const void* panel_, int64_t rows, const void* bias_,
-                   void* y_, int64_t y_stride, int64_t begin, int64_t end) {
+__attribute__((noinline)) void multiply_rows(const PackedView& w, const void* panel_, int64_t rows,
+                                             const void* bias_, void* y_, int64_t y_stride,
+                                             int64_t begin, int64_t end) {
   using V = typename ComputeOf<S>::Vector;
   using Scalar = typename V::Scalar;
   constexpr int L = V::kLanes;
@@ -59,16 +63,10 @@ void multiply_rows(const PackedView& w, const void* panel_, int64_t rows, const 
 template <class S, class Index>
 void multiply_indexed(const PackedView& w, const void* panel, int64_t rows, int vectors,
                       const void* bias, void* y, int64_t y_stride, int64_t begin, int64_t end) {
-  switch (vectors) {
-    case 1:
-      return multiply_rows<S, Index, 1>(w, panel, rows, bias, y, y_stride, begin, end);
-    case 2:
-      return multiply_rows<S, Index, 2>(w, panel, rows, bias, y, y_stride, begin, end);
-    case 3:
-      return multiply_rows<S, Index, 3>(w, panel, rows, bias, y, y_stride, begin, end);
-    default:
-      return multiply_rows<S, Index, 4>(w, panel, rows, bias, y, y_stride, begin, end);
-  }
+  with_vectors<kMostVectors>(vectors, [&](auto constant) {
+    multiply_rows<S, Index, decltype(constant)::value>(w, panel, rows, bias, y, y_stride, begin,
+                                                       end);
+  });
 }
 
 // One row of x: whole vectors of entries, x gathered lane by lane. A masked last vector instead of
@@ -105,17 +103,6 @@ void multiply_one_indexed(const PackedView& w, const void* x_, const void* bias_
 
 // ---- the table entries --------------------------------------------------------------------------
 
-template <class S>
-int64_t few_bytes(int64_t, int64_t cols) {
-  using Scalar = typename ComputeOf<S>::Vector::Scalar;
-  return sizeof(S) == sizeof(Scalar) ? 0 : cols * static_cast<int64_t>(sizeof(Scalar));
-}
-
-template <class S>
-void prepare_few(const void* x, int64_t, int64_t, int64_t cols, void* out) {
-  widen_all<S>(x, cols, out);
-}
-
 inline int64_t scratch_bytes(const PackedView&, int) { return 0; }
 
 template <class S>
@@ -132,22 +119,21 @@ void multiply_few(const PackedView& w, const void* x, int64_t, const void* bias,
 
 template <class S>
 constexpr Kernel make_kernel(const VectorOps* ops) {
-  constexpr int kMostVectors = 4;  // of two accumulators each; 8 leave too few registers
-  return {
-      ops,           kMostVectors, kPanelBytes, 1, 1, few_bytes<S>, prepare_few<S>, multiply_few<S>,
-      scratch_bytes, multiply<S>};
+  return {ops,
+          kMostVectors,
+          kPanelBytes,
+          1,
+          1,
+          widened_bytes<S>,
+          prepare_widened<S>,
+          multiply_few<S>,
+          scratch_bytes,
+          multiply<S>};
 }
 
+}  // namespace csr
 }  // namespace FXSPARSE_ISA_NAMESPACE
 
-// A constant: no code of this file runs before dispatch chose it.
-#define FXSPARSE_OPS FXSPARSE_JOIN(vector_ops_, FXSPARSE_ISA_NAMESPACE)
-extern const Kernel FXSPARSE_JOIN(csr_, FXSPARSE_ISA_NAMESPACE)[kValueTypes];
-constexpr Kernel FXSPARSE_JOIN(csr_, FXSPARSE_ISA_NAMESPACE)[kValueTypes] = {
-    FXSPARSE_ISA_NAMESPACE::make_kernel<float>(&FXSPARSE_OPS[0]),
-    FXSPARSE_ISA_NAMESPACE::make_kernel<double>(&FXSPARSE_OPS[1]),
-    FXSPARSE_ISA_NAMESPACE::make_kernel<BFloat16>(&FXSPARSE_OPS[2]),
-    FXSPARSE_ISA_NAMESPACE::make_kernel<Float16>(&FXSPARSE_OPS[3]),
-};
+FXSPARSE_DEFINE_KERNELS(csr)
 
 }  // namespace fxsparse

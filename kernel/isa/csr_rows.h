@@ -11,18 +11,15 @@ struct Csr {
   const uint8_t* offsets;
   const Index* indices;
   const S* values;
-  bool wide;
+  Width width;
 
   explicit Csr(const PackedView& w)
       : offsets(w.section[0]),
         indices(reinterpret_cast<const Index*>(w.section[1])),
         values(reinterpret_cast<const S*>(w.section[2])),
-        wide(w.offset_width == Width::k64) {}
+        width(w.offset_width) {}
 
-  int64_t offset(int64_t row) const {
-    if (wide) return static_cast<int64_t>(read(reinterpret_cast<const uint64_t*>(offsets) + row));
-    return read(reinterpret_cast<const uint32_t*>(offsets) + row);
-  }
+  int64_t offset(int64_t row) const { return read_offset(offsets, width, row); }
 };
 
 // Picks the instantiation for the blob's index width.

@@ -14,12 +14,6 @@ constexpr int kGroup = static_cast<int>(kRowGroup);
 template <class V>
 constexpr int kParts = kGroup / V::kLanes;
 
-inline int64_t read_offset(const uint8_t* section, Width width, int64_t i) {
-  if (width == Width::k64)
-    return static_cast<int64_t>(read(reinterpret_cast<const uint64_t*>(section) + i));
-  return read(reinterpret_cast<const uint32_t*>(section) + i);
-}
-
 // A mask in a register of its own: counted from memory, g++ makes it a 16-bit count, which waits
 // for the register's old value (1.2x the time of tiles at one batch row).
 inline unsigned read_mask(const uint16_t* p) {
@@ -101,10 +95,6 @@ inline FewShape few_shape(int64_t rows) {
 
 // Calls f(constant of width) with the instantiation for a width. What f calls must not be inlined:
 // among all the widths g++ spills pointers into vector registers.
-template <int N>
-struct Constant {
-  static constexpr int value = N;
-};
 template <class V, class F>
 inline void with_width(int width, F&& f) {
   const auto call = [&](auto constant) {
@@ -127,32 +117,6 @@ inline void with_width(int width, F&& f) {
       return call(Constant<12>());
     default:
       return call(Constant<16>());
-  }
-}
-
-// The same for the vectors of a panel.
-template <int kMost, class F>
-inline void with_vectors(int vectors, F&& f) {
-  const auto call = [&](auto constant) {
-    if constexpr (constant.value <= kMost) f(constant);
-  };
-  switch (vectors) {
-    case 1:
-      return call(Constant<1>());
-    case 2:
-      return call(Constant<2>());
-    case 3:
-      return call(Constant<3>());
-    case 4:
-      return call(Constant<4>());
-    case 5:
-      return call(Constant<5>());
-    case 6:
-      return call(Constant<6>());
-    case 7:
-      return call(Constant<7>());
-    default:
-      return call(Constant<8>());
   }
 }
 

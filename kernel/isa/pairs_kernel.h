@@ -33,18 +33,9 @@ struct Place {
   Place(const PackedView& w, int64_t first_row, int64_t tiles_of_block) {
     const int64_t tile = (first_row >> w.tile_rows_log2) * tiles_of_block;
     headers = w.section[1] + (tile << w.tile_rows_log2) / 2 * kHeaderBytes;
-    if (w.offset_width == Width::k64)
-      start<uint64_t>(w, tile);
-    else
-      start<uint32_t>(w, tile);
-  }
-
- private:
-  template <class Offset>
-  void start(const PackedView& w, int64_t tile) {
-    const Offset* starts = reinterpret_cast<const Offset*>(w.section[0]) + 2 * tile;
-    values = reinterpret_cast<const S*>(w.section[3]) + read(starts);
-    indices = w.section[2] + read(starts + 1);
+    values = reinterpret_cast<const S*>(w.section[3]) +
+             read_offset(w.section[0], w.offset_width, 2 * tile);
+    indices = w.section[2] + read_offset(w.section[0], w.offset_width, 2 * tile + 1);
   }
 };
 
@@ -157,8 +148,9 @@ inline void multiply_block(const PackedView& w, Place<S>& place, int64_t tiles,
 }
 
 template <class S, int kVectors>
-void multiply_panel(const PackedView& w, const void* panel, int64_t rows, const void* bias,
-                    void* y_, int64_t y_stride, int64_t begin, int64_t end, void* scratch) {
+__attribute__((noinline)) void multiply_panel(const PackedView& w, const void* panel, int64_t rows,
+                                              const void* bias, void* y_, int64_t y_stride,
+                                              int64_t begin, int64_t end, void* scratch) {
   using V = typename ComputeOf<S>::Vector;
   using Scalar = typename V::Scalar;
   constexpr int L = V::kLanes;
@@ -187,27 +179,10 @@ int64_t scratch_bytes(const PackedView& w, int vectors) {
 template <class S>
 void multiply(const PackedView& w, const void* panel, int64_t rows, int vectors, const void* bias,
               void* y, int64_t y_stride, int64_t begin, int64_t end, void* scratch) {
-  const auto with = [&](auto multiply_some) {
-    multiply_some(w, panel, rows, bias, y, y_stride, begin, end, scratch);
-  };
-  switch (vectors) {
-    case 1:
-      return with(multiply_panel<S, 1>);
-    case 2:
-      return with(multiply_panel<S, 2>);
-    case 3:
-      return with(multiply_panel<S, 3>);
-    case 4:
-      return with(multiply_panel<S, 4>);
-    case 5:
-      return with(multiply_panel<S, 5>);
-    case 6:
-      return with(multiply_panel<S, 6>);
-    case 7:
-      return with(multiply_panel<S, 7>);
-    default:
-      return with(multiply_panel<S, 8>);
-  }
+  with_vectors<kPairVectors>(vectors, [&](auto constant) {
+    multiply_panel<S, decltype(constant)::value>(w, panel, rows, bias, y, y_stride, begin, end,
+                                                 scratch);
+  });
 }
 
 // The columns of a tile are read in no order: that part of the panel is to stay in the first cache.
@@ -275,17 +250,6 @@ void multiply_few(const PackedView& w, const void* x_, int64_t, const void* bias
   });
 }
 
-template <class S>
-int64_t few_bytes(int64_t, int64_t cols) {
-  using Scalar = typename ComputeOf<S>::Vector::Scalar;
-  return sizeof(S) == sizeof(Scalar) ? 0 : cols * static_cast<int64_t>(sizeof(Scalar));
-}
-
-template <class S>
-void prepare_few(const void* x, int64_t, int64_t, int64_t cols, void* out) {
-  widen_all<S>(x, cols, out);
-}
-
 // ---- the table ----------------------------------------------------------------------------------
 
 template <class S>
@@ -295,8 +259,8 @@ constexpr Kernel make_kernel(const VectorOps* ops) {
           kPairPanelBytes,
           1,
           1,
-          few_bytes<S>,
-          prepare_few<S>,
+          widened_bytes<S>,
+          prepare_widened<S>,
           multiply_few<S>,
           scratch_bytes<S>,
           multiply<S>,
@@ -306,14 +270,6 @@ constexpr Kernel make_kernel(const VectorOps* ops) {
 }  // namespace pairs
 }  // namespace FXSPARSE_ISA_NAMESPACE
 
-// A constant: no code of this file runs before dispatch chose it.
-#define FXSPARSE_OPS FXSPARSE_JOIN(vector_ops_, FXSPARSE_ISA_NAMESPACE)
-extern const Kernel FXSPARSE_JOIN(pairs_, FXSPARSE_ISA_NAMESPACE)[kValueTypes];
-constexpr Kernel FXSPARSE_JOIN(pairs_, FXSPARSE_ISA_NAMESPACE)[kValueTypes] = {
-    FXSPARSE_ISA_NAMESPACE::pairs::make_kernel<float>(&FXSPARSE_OPS[0]),
-    FXSPARSE_ISA_NAMESPACE::pairs::make_kernel<double>(&FXSPARSE_OPS[1]),
-    FXSPARSE_ISA_NAMESPACE::pairs::make_kernel<BFloat16>(&FXSPARSE_OPS[2]),
-    FXSPARSE_ISA_NAMESPACE::pairs::make_kernel<Float16>(&FXSPARSE_OPS[3]),
-};
+FXSPARSE_DEFINE_KERNELS(pairs)
 
 }  // namespace fxsparse

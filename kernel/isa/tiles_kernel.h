@@ -385,14 +385,6 @@ constexpr Kernel make_kernel(const VectorOps* ops) {
 }  // namespace tiles
 }  // namespace FXSPARSE_ISA_NAMESPACE
 
-// A constant: no code of this file runs before dispatch chose it.
-#define FXSPARSE_OPS FXSPARSE_JOIN(vector_ops_, FXSPARSE_ISA_NAMESPACE)
-extern const Kernel FXSPARSE_JOIN(tiles_, FXSPARSE_ISA_NAMESPACE)[kValueTypes];
-constexpr Kernel FXSPARSE_JOIN(tiles_, FXSPARSE_ISA_NAMESPACE)[kValueTypes] = {
-    FXSPARSE_ISA_NAMESPACE::tiles::make_kernel<float>(&FXSPARSE_OPS[0]),
-    FXSPARSE_ISA_NAMESPACE::tiles::make_kernel<double>(&FXSPARSE_OPS[1]),
-    FXSPARSE_ISA_NAMESPACE::tiles::make_kernel<BFloat16>(&FXSPARSE_OPS[2]),
-    FXSPARSE_ISA_NAMESPACE::tiles::make_kernel<Float16>(&FXSPARSE_OPS[3]),
-};
+FXSPARSE_DEFINE_KERNELS(tiles)
 
 }  // namespace fxsparse

@@ -99,7 +99,8 @@ inline void for_entries(const PackedView& w, const Csr<S, Index>& csr, int64_t b
 }
 
 template <class S, class Index, int kVectors>
-void scatter_rows(const PackedView& w, const void* panel_, void* out_, int64_t begin, int64_t end) {
+__attribute__((noinline)) void scatter_rows(const PackedView& w, const void* panel_, void* out_,
+                                            int64_t begin, int64_t end) {
   using V = typename ComputeOf<S>::Vector;
   using Scalar = typename V::Scalar;
   constexpr int L = V::kLanes;
@@ -121,16 +122,9 @@ void scatter_rows(const PackedView& w, const void* panel_, void* out_, int64_t b
 template <class S, class Index>
 void scatter_indexed(const PackedView& w, const void* panel, int vectors, void* out, int64_t begin,
                      int64_t end) {
-  switch (vectors) {
-    case 1:
-      return scatter_rows<S, Index, 1>(w, panel, out, begin, end);
-    case 2:
-      return scatter_rows<S, Index, 2>(w, panel, out, begin, end);
-    case 3:
-      return scatter_rows<S, Index, 3>(w, panel, out, begin, end);
-    default:
-      return scatter_rows<S, Index, kScatterVectors>(w, panel, out, begin, end);
-  }
+  with_vectors<kScatterVectors>(vectors, [&](auto constant) {
+    scatter_rows<S, Index, decltype(constant)::value>(w, panel, out, begin, end);
+  });
 }
 
 template <class S, class Index>
