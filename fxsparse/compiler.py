@@ -191,6 +191,7 @@ class _Request:
         weights = collect(captured.trees)
         paths = [path for weight in weights for path in (weight.path, *weight.aliases)]
         self.options.check_patterns(paths)
+        weights = [w for w in weights if not w.only_looked_up or self.options.asks_for(w.path)]
         conflicts = [text for weight in weights if (text := _conflict(weight, self.options))]
         decisions = [decide(weight, self.options) for weight in weights]
         return _Plan(captured, weights, decisions, module_bytes(captured.root), conflicts)

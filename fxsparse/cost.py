@@ -31,6 +31,9 @@ ANY_BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 #: The packed forms there are.
 FORMATS: tuple[str, ...] = tuple(_C.formats())
 
+#: Those whose rows are read a few at a time; the others unpack up to 256 for one.
+ROW_FORMATS: tuple[str, ...] = tuple(format for format in FORMATS if format != "pairs")
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -42,18 +45,25 @@ class Choice:
 
 
 def choose(
-    shape: tuple[int, int], nnz: int, dtype: torch.dtype, *, batch_hint: int | None, prefer: str
+    shape: tuple[int, int],
+    nnz: int,
+    dtype: torch.dtype,
+    *,
+    batch_hint: int | None,
+    prefer: str,
+    by_rows: bool = False,
 ) -> Choice:
-    """The packed form of an ``(out, in)`` weight with ``nnz`` nonzeros.
+    """The packed form of an ``(out, in)`` weight with ``nnz`` nonzeros; ``by_rows``: rows are looked up.
 
     With ``batch_hint`` or ``prefer="latency"`` the fastest within :data:`EXTRA_BYTES` of the smallest,
     else the smallest. Without a hint the fastest is the one that gains most at the batch size of
     :data:`ANY_BATCH` where it gains least.
     """
-    sizes = {format: expected_bytes(shape, nnz, dtype, format) for format in FORMATS}
+    formats = ROW_FORMATS if by_rows else FORMATS
+    sizes = {format: expected_bytes(shape, nnz, dtype, format) for format in formats}
     slack = SAME_BYTES if batch_hint is None and prefer == "memory" else EXTRA_BYTES
     most = min(sizes.values()) * slack
-    small = [format for format in FORMATS if sizes[format] <= most]
+    small = [format for format in formats if sizes[format] <= most]
     best = max(small, key=lambda format: speedup(shape, nnz, format, batch_hint))
     return Choice(best, sizes[best], speedup(shape, nnz, best, batch_hint))
 

@@ -9,7 +9,7 @@ import torch
 from . import ops
 from .cost import choose
 from .options import check_threads, check_unsupported
-from .packing import SUFFIX, count_nonzeros, header, is_packed, pack, unreadable
+from .packing import SUFFIX, Header, count_nonzeros, header, is_packed, pack, unreadable
 from .state import guard_packed, release_packed
 from .weight_view import WeightView
 
@@ -115,7 +115,10 @@ class SparseLinear(torch.nn.Linear):
         shape = (self.out_features, self.in_features)
         if torch.compiler.is_compiling():  # what only its shape or dtype is read of falls away
             return ops.unpack(self.weight_packed, *shape, self.weight_dtype)
-        return WeightView(self.weight_packed, shape, self.weight_dtype)
+        if is_packed(self.weight_packed):
+            return WeightView.of(self.weight_packed, self.threads)
+        head = Header("", self.weight_dtype, shape, 0, False, False, False)  # without values yet
+        return WeightView.of(self.weight_packed, self.threads, head)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return ops.linear(

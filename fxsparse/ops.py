@@ -4,7 +4,9 @@
 ``x @ W.T + bias`` with ``x`` of shape ``(..., in_features)`` in the weight's dtype. ``threads`` is
 an upper bound, 0 leaves the number to the kernel's cost model. ``more`` promises that the next
 operator that uses several threads is a ``linear`` too: the pool's threads then stay awake for it for
-a moment, which would keep torch's own threads from the CPU. The operators trust the indices
+a moment, which would keep torch's own threads from the CPU.
+``embedding(indices, packed, out_features, in_features, dtype)`` is the rows of ``W`` at ``indices``
+(int64, any shape). The operators trust the indices
 inside ``packed`` (sizes are checked on every call, indices when a module receives them): a buffer
 made by hand must pass ``fxsparse.packing.validate`` first.
 """
@@ -21,6 +23,7 @@ from . import _native  # noqa: F401  (registers the operators)
 linear = torch.ops.fxsparse.linear.default
 linear_backward = torch.ops.fxsparse.linear_backward.default
 unpack = torch.ops.fxsparse.unpack.default
+embedding = torch.ops.fxsparse.embedding.default
 
 
 def _check(
@@ -53,6 +56,11 @@ def _(grad, packed, out_features, in_features, dtype, threads):  # type: ignore[
 @torch.library.register_fake("fxsparse::unpack")
 def _(packed, out_features, in_features, dtype):  # type: ignore[no-untyped-def]
     return packed.new_empty((out_features, in_features), dtype=dtype)
+
+
+@torch.library.register_fake("fxsparse::embedding")
+def _(indices, packed, out_features, in_features, dtype):  # type: ignore[no-untyped-def]
+    return packed.new_empty((*indices.shape, in_features), dtype=dtype)
 
 
 class _Linear(torch.autograd.Function):

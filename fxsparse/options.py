@@ -79,6 +79,10 @@ class Options:
                         f"{option}: the pattern {pattern!r} matches no weight path; {_closest(pattern, paths)}"
                     )
 
+    def asks_for(self, path: str) -> bool:
+        """Whether an ``include`` pattern names the weight at ``path``."""
+        return self.include is not None and any(matches(p, [path]) for p in self.include)
+
     def threads_for(self, paths: Sequence[str]) -> tuple[int | None, set[int]]:
         """The thread limit of a weight under all its ``paths``, and the distinct limits that matched."""
         if not isinstance(self.threads, Mapping):

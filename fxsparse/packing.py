@@ -7,11 +7,13 @@ nothing of it. Its layout is defined once, in ``kernel/format``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from ._native import _C
+from .stack import MAGIC as STACK_MAGIC
+from .stack import begin_stack, block, is_stack, read_stack, stack_bytes
 
 #: A weight at path ``P`` that was packed is the buffer ``P + SUFFIX``.
 SUFFIX = "_packed"
@@ -39,7 +41,8 @@ class Header:
     """What a packed weight says of itself.
 
     ``shape`` is ``(out_features, in_features)`` of the multiply ``y = x @ W.T``; ``transposed`` says
-    that the dense weight was stored as ``(in_features, out_features)``.
+    that the dense weight was stored as ``(in_features, out_features)``. Of a stack it is what each
+    of its ``blocks`` matrices says, which agree, and ``nnz`` is their sum.
     """
 
     format: str
@@ -49,6 +52,16 @@ class Header:
     transposed: bool
     is_buffer: bool
     requires_grad: bool
+    blocks: int = 0  #: matrices of a stack; 0 where there is a single one
+    flat: bool = False  #: they are the rows of one matrix, in turn
+
+    @property
+    def dense_shape(self) -> tuple[int, ...]:
+        """The shape of the dense weight."""
+        rows, cols = self.shape[::-1] if self.transposed else self.shape
+        if self.blocks == 0:
+            return rows, cols
+        return (self.blocks * rows, cols) if self.flat else (self.blocks, rows, cols)
 
 
 def is_packed(buffer: torch.Tensor) -> bool:
@@ -57,7 +70,8 @@ def is_packed(buffer: torch.Tensor) -> bool:
         return False
     if _without_memory(buffer) is not None:
         return False
-    return buffer.numel() > len(_MAGIC) and bytes(buffer[: len(_MAGIC)].tolist()) == _MAGIC
+    begin = bytes(buffer[: len(_MAGIC)].tolist())
+    return buffer.numel() > len(_MAGIC) and begin in (_MAGIC, STACK_MAGIC)
 
 
 def unreadable(weight: torch.Tensor) -> str | None:
@@ -100,23 +114,29 @@ def expected_bytes(shape: tuple[int, int], nnz: int, dtype: torch.dtype, format:
 
 
 def describe(
-    weight: torch.Tensor, format: str, *, transposed: bool = False, is_buffer: bool = False
-) -> bytes:
-    """The header that a dense weight of ``(out, in)``, or of ``(in, out)`` where ``transposed``, gets.
+    weight: torch.Tensor,
+    format: str,
+    *,
+    transposed: bool = False,
+    is_buffer: bool = False,
+    blocks: int = 0,
+) -> list[bytes]:
+    """The headers that a dense weight of ``(out, in)``, or of ``(in, out)`` where ``transposed``, gets.
 
-    Reads the whole weight: what a packed weight takes depends on where its nonzeros are.
+    One, or ``blocks`` of them for a stack: a weight of three dimensions is one of matrices, another
+    one is cut by rows. Reads the whole weight: what a packed weight takes depends on where its
+    nonzeros are.
     """
-    if weight.dim() != 2:
-        raise ValueError(f"expected a dense 2-D weight, got {weight.dim()} dimensions")
     if (reason := unreadable(weight)) is not None:
-        raise ValueError(f"expected a dense 2-D weight that can be packed: {reason}")
+        raise ValueError(f"expected a dense weight that can be packed: {reason}")
     flags = _TRANSPOSED * transposed | _BUFFER * is_buffer | _REQUIRES_GRAD * weight.requires_grad
-    return _C.describe(*_dense(weight, transposed), format, flags)
+    return [_C.describe(*_dense(m, transposed), format, flags) for m in _matrices(weight, blocks)]
 
 
-def packed_bytes(header: bytes) -> int:
+def packed_bytes(headers: list[bytes], *, stacked: bool = False) -> int:
     """Bytes of the packed weight that :func:`describe` announced, all counted."""
-    return _C.packed_bytes(header)
+    sizes = [_C.packed_bytes(header) for header in headers]
+    return stack_bytes(sizes) if stacked else sizes[0]
 
 
 def pack(
@@ -125,18 +145,36 @@ def pack(
     format: str,
     transposed: bool = False,
     is_buffer: bool = False,
-    header: bytes | None = None,
+    blocks: int = 0,
+    headers: list[bytes] | None = None,
 ) -> torch.Tensor:
-    """Pack a dense weight; the arguments are those of :func:`describe`, ``header`` its result if known.
+    """Pack a dense weight; the arguments are those of :func:`describe`, ``headers`` its result if known.
 
     Returns a 1-D ``uint8`` tensor. Values keep their bits; -0.0 is stored as a zero. Little but the
     result is allocated.
     """
-    if header is None:
-        header = describe(weight, format, transposed=transposed, is_buffer=is_buffer)
-    packed = torch.empty(packed_bytes(header), dtype=torch.uint8, device="cpu")
-    _C.pack(*_dense(weight, transposed), header, packed.data_ptr(), packed.numel())
+    if headers is None:
+        headers = describe(
+            weight, format, transposed=transposed, is_buffer=is_buffer, blocks=blocks
+        )
+    if blocks == 0:
+        packed = torch.empty(packed_bytes(headers), dtype=torch.uint8, device="cpu")
+        parts = [packed]
+    else:
+        sizes = [_C.packed_bytes(header) for header in headers]
+        packed, parts = begin_stack(sizes, flat=weight.dim() == 2)
+    for matrix, header, part in zip(_matrices(weight, blocks), headers, parts):
+        _C.pack(*_dense(matrix, transposed), header, part.data_ptr(), part.numel())
     return packed
+
+
+def _matrices(weight: torch.Tensor, blocks: int) -> tuple[torch.Tensor, ...]:
+    """The matrices of a weight that are packed by themselves."""
+    if weight.dim() != (3 if blocks and weight.dim() == 3 else 2):
+        raise ValueError(f"expected a dense 2-D weight, got {weight.dim()} dimensions")
+    if blocks == 0:
+        return (weight,)
+    return weight.unbind() if weight.dim() == 3 else weight.chunk(blocks)
 
 
 def _dense(weight: torch.Tensor, transposed: bool) -> tuple[int, int, int, int, int, str]:
@@ -150,6 +188,20 @@ def _dense(weight: torch.Tensor, transposed: bool) -> tuple[int, int, int, int, 
 def header(packed: torch.Tensor) -> Header:
     """Read a packed weight's header; a ``ValueError`` where sizes do not fit together."""
     _check_container(packed)
+    if not is_stack(packed):
+        return _header(packed)
+    table = read_stack(packed)
+    heads = [_header(block(packed, table, i)) for i in range(table.blocks)]
+    first = heads[0]
+    for i, head in enumerate(heads):
+        if replace(head, nnz=0) != replace(first, nnz=0):
+            raise ValueError(f"packed stack: expected blocks that agree, got {head} at block {i}")
+    if table.flat and first.transposed:
+        raise ValueError("packed stack: expected row blocks that are not transposed")
+    return replace(first, nnz=sum(head.nnz for head in heads), blocks=table.blocks, flat=table.flat)
+
+
+def _header(packed: torch.Tensor) -> Header:
     fields = _C.header(packed.data_ptr(), packed.numel())
     return Header(
         format=fields["format"],
@@ -162,21 +214,35 @@ def header(packed: torch.Tensor) -> Header:
     )
 
 
+def blocks_of(packed: torch.Tensor) -> list[torch.Tensor]:
+    """The packed matrices of a stack, or the single one that ``packed`` is."""
+    if not is_stack(packed):
+        return [packed]
+    table = read_stack(packed)
+    return [block(packed, table, i) for i in range(table.blocks)]
+
+
 def validate(packed: torch.Tensor) -> Header:
     """Check sizes, offsets and every index of a packed weight; values are left untouched.
 
     Raises a ``ValueError`` that names the field. What passes can be multiplied safely.
     """
-    _check_container(packed)
-    _C.validate(packed.data_ptr(), packed.numel())
-    return header(packed)
+    head = header(packed)
+    for part in blocks_of(packed):
+        _C.validate(part.data_ptr(), part.numel())
+    return head
 
 
 def unpack(packed: torch.Tensor) -> torch.Tensor:
     """The dense weight, bit for bit, in the shape it had before packing (-0.0 comes back as 0.0)."""
     head = header(packed)
-    dense = torch.ops.fxsparse.unpack(packed, *head.shape, head.dtype)
-    return dense.t().contiguous() if head.transposed else dense
+    if head.blocks == 0:
+        dense = torch.ops.fxsparse.unpack(packed, *head.shape, head.dtype)
+        return dense.t().contiguous() if head.transposed else dense
+    matrices = torch.empty(head.dense_shape, dtype=head.dtype)
+    for part, out in zip(blocks_of(packed), _matrices(matrices, head.blocks)):
+        out.copy_(unpack(part))
+    return matrices
 
 
 def _check_container(packed: torch.Tensor) -> None:

@@ -45,7 +45,7 @@ def refresh_views(module: torch.nn.Module, incompatible_keys: Any) -> None:
     for name in packed_names(module):
         view = module.__dict__.get(name.removesuffix(SUFFIX))
         if isinstance(view, WeightView):
-            view.packed = module._buffers[name]  # type: ignore[assignment]
+            module.__dict__[name.removesuffix(SUFFIX)] = view.over(module._buffers[name])  # type: ignore[arg-type]
 
 
 def receive(
@@ -115,17 +115,18 @@ def _incoming(
         new, got = _from_dense(state_dict.pop(dense_key), expected, dense_key)
     else:
         return None
-    if expected is not None and (got.shape, got.dtype, got.transposed) != (
-        expected.shape,
+    if expected is not None and (got.dense_shape, got.dtype, got.transposed, got.blocks) != (
+        expected.dense_shape,
         expected.dtype,
         expected.transposed,
+        expected.blocks,
     ):
         raise ValueError(f"{key}: expected {_describe(expected)}, got {_describe(got)}")
     return new
 
 
 def _from_dense(weight: torch.Tensor, expected: Header, key: str) -> tuple[torch.Tensor, Header]:
-    shape = expected.shape[::-1] if expected.transposed else expected.shape
+    shape = expected.dense_shape
     if not isinstance(weight, torch.Tensor):
         raise ValueError(f"{key}: expected a tensor, got {type(weight).__name__}")
     if tuple(weight.shape) != shape or weight.dtype not in DTYPES:
@@ -138,6 +139,7 @@ def _from_dense(weight: torch.Tensor, expected: Header, key: str) -> tuple[torch
         format=expected.format,
         transposed=expected.transposed,
         is_buffer=expected.is_buffer,
+        blocks=expected.blocks,
     )
     if packed.numel() >= weight.numel() * weight.element_size():
         raise ValueError(
@@ -148,6 +150,6 @@ def _from_dense(weight: torch.Tensor, expected: Header, key: str) -> tuple[torch
 
 
 def _describe(head: Header) -> str:
-    return f"a packed weight of {head.shape} {head.dtype}" + (
-        " (transposed)" if head.transposed else ""
-    )
+    parts = f" in {head.blocks} blocks" if head.blocks else ""
+    transposed = " (transposed)" if head.transposed else ""
+    return f"a packed weight of {head.dense_shape} {head.dtype}{parts}{transposed}"

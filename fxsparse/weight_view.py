@@ -7,57 +7,124 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from .packing import header, unpack
-
-_SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+from .packing import Header, blocks_of, header, unpack
 
 
 class WeightView(torch.Tensor):
     """A weight that lives only in packed form, for code that reads ``module.weight``.
 
-    ``shape``, ``dtype``, ``device`` and ``requires_grad`` (always ``False``) cost nothing. Any
-    operation on it rebuilds the dense weight for that one operation.
+    ``shape``, ``dtype``, ``device`` and ``requires_grad`` (always ``False``) cost nothing. Multiplies
+    by it, and by views of it (transposed, one expert of several, rows), are calls of the operator;
+    looking rows up unpacks those. Any other operation rebuilds the dense weight for that one
+    operation.
+
+    It is a tensor over memory that is not there: its strides and offset say which elements of the
+    dense weight it stands for. Of a stack, ``blocks`` are the matrices that this memory would hold,
+    one after the other.
     """
 
     packed: torch.Tensor
+    head: Header
+    blocks: tuple[int, ...]
+    threads: int
 
     @staticmethod
     def __new__(
-        cls, packed: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype
+        cls,
+        packed: torch.Tensor,
+        head: Header,
+        blocks: tuple[int, ...],
+        threads: int,
+        dtype: torch.dtype,
+        size: tuple[int, ...],
+        stride: tuple[int, ...],
+        offset: int,
     ) -> WeightView:
-        self = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=packed.device)
-        self.packed = packed
+        with torch.inference_mode(False):  # a view of an ordinary tensor has to be one
+            self = torch.Tensor._make_wrapper_subclass(
+                cls,
+                size,
+                strides=stride,
+                storage_offset=offset,
+                dtype=dtype,
+                device=packed.device,
+            )
+        self.packed, self.head, self.blocks, self.threads = packed, head, blocks, threads
         return self
 
     @classmethod
-    def of(cls, packed: torch.Tensor) -> WeightView:
-        """The stand-in for what ``packed`` says it holds, in the orientation that was packed."""
-        head = header(packed)
-        return cls(packed, head.shape[::-1] if head.transposed else head.shape, head.dtype)
+    def of(cls, packed: torch.Tensor, threads: int = 0, head: Header | None = None) -> WeightView:
+        """The stand-in for what ``packed`` says it holds, in the form that was packed."""
+        head = head or header(packed)
+        size = head.dense_shape
+        blocks = tuple(range(head.blocks or 1))
+        stride = (size[-2] * size[-1], size[-1], 1)[-len(size) :]
+        return cls(packed, head, blocks, threads, head.dtype, size, stride, 0)
+
+    def like(
+        self,
+        size: tuple[int, ...],
+        stride: tuple[int, ...],
+        offset: int,
+        *,
+        blocks: tuple[int, ...] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> WeightView:
+        """Another view of the same weight."""
+        return WeightView(
+            self.packed,
+            self.head,
+            self.blocks if blocks is None else blocks,
+            self.threads,
+            dtype or self.dtype,
+            size,
+            stride,
+            offset,
+        )
+
+    def over(self, packed: torch.Tensor) -> WeightView:
+        """The same view of what another buffer holds."""
+        _, (_, *rest) = self.__reduce_ex__(2)
+        return WeightView(packed, *rest)
+
+    def phantom(self) -> torch.Tensor:
+        """The same view as a tensor on the meta device."""
+        rows, cols = self.head.shape
+        memory = torch.empty(len(self.blocks) * rows * cols, dtype=self.dtype, device="meta")
+        return memory.as_strided(self.shape, self.stride(), int(self.storage_offset()))
 
     def dense(self) -> torch.Tensor:
-        """The dense weight, bit for bit."""
-        return unpack(self.packed)
+        """The part of the dense weight that this is a view of, bit for bit."""
+        if self.blocks == tuple(range(self.head.blocks or 1)):
+            memory = unpack(self.packed)
+        else:
+            parts = blocks_of(self.packed)
+            memory = torch.stack([unpack(parts[i]) for i in self.blocks])
+        dense = memory.as_strided(self.shape, self.stride(), int(self.storage_offset()))
+        return dense.to(self.dtype)
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        from .functions import dispatch_function
+
+        return dispatch_function(func, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if func in _SAME:
-            return WeightView(args[0].packed, tuple(args[0].shape), args[0].dtype)
-        if func._schema.is_mutable and _is_written(func._schema, args, kwargs or {}):
-            raise _read_only(str(func))
-        args, kwargs = tree_map_only(WeightView, WeightView.dense, (args, kwargs or {}))
-        return func(*args, **kwargs)
+        from .products import dispatch
+
+        return dispatch(func, args, kwargs or {})
 
     @property
     def data(self) -> WeightView:
-        return WeightView(self.packed, tuple(self.shape), self.dtype)
+        return self.like(tuple(self.shape), self.stride(), int(self.storage_offset()))
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
-        raise _read_only("assignment to data")
+        raise read_only("assignment to data")
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        raise _read_only("assignment")
+        raise read_only("assignment")
 
     def requires_grad_(self, requires_grad: bool = True) -> WeightView:
         if requires_grad:
@@ -70,26 +137,24 @@ class WeightView(torch.Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> WeightView:
         from copy import deepcopy
 
-        return WeightView(deepcopy(self.packed, memo), tuple(self.shape), self.dtype)
+        return self.over(deepcopy(self.packed, memo))
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return WeightView, (self.packed, tuple(self.shape), self.dtype)
+        size, stride = tuple(self.shape), self.stride()
+        rest = (self.head, self.blocks, self.threads, self.dtype, size, stride)
+        return WeightView, (self.packed, *rest, self.storage_offset())
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"WeightView(shape={tuple(self.shape)}, dtype={self.dtype}, packed={self.packed.numel()} bytes)"
 
 
-def _read_only(what: str) -> RuntimeError:
+def densify(args: Any) -> Any:
+    """The same arguments with dense weights for stand-ins."""
+    return tree_map_only(WeightView, WeightView.dense, args)
+
+
+def read_only(what: str) -> RuntimeError:
     return RuntimeError(
         f"{what} would write to a packed weight, which is read-only: go back with "
         "fxsparse.to_dense(module), change the weight there and compile again"
     )
-
-
-def _is_written(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether an argument that the operator writes to is a stand-in."""
-    given = {**{a.name: value for a, value in zip(schema.arguments, args)}, **kwargs}
-    written = (
-        given.get(a.name) for a in schema.arguments if a.alias_info and a.alias_info.is_write
-    )
-    return any(isinstance(value, WeightView) for value in written)

@@ -13,7 +13,6 @@ from fxsparse.memory import storages
 from fxsparse.packing import SUFFIX
 
 from .kinds import (
-    READS_CHILDREN,
     forward_reads_parameters,
     is_plain_linear,
     module_weights,
@@ -59,6 +58,7 @@ class _Read:
     listed: bool
     site: Site | None = None
     reason: str | None = None
+    blocks: int = 0
 
 
 def collect(trees: list[torch.nn.Module]) -> list[Weight]:
@@ -104,16 +104,24 @@ def _weight(
     listed = next(r for r in reads if r.listed)
     sites = [r.site for r in reads if r.site is not None]
     reason = next((r.reason for r in reads if r.reason is not None), None)
+    blocks = {read.blocks for read in reads if read.site is not None}
     views = {
         (t.data_ptr(), t.shape, t.stride(), t.dtype) for _, t in group if t.layout == torch.strided
     }
+    multiplies = [site for site in sites if not site.lookup]
     if reason is None and len(views) > 1:
         reason = f"shares its memory with {group[1][0]!r} in another form"
     if reason is None and any(_has(owner, name + SUFFIX) for owner, name in owners):
         reason = f"its module has an attribute {path.rpartition('.')[2] + SUFFIX!r} already"
-    if reason is None and len({site.transposed for site in sites}) > 1:
+    if reason is None and len({site.transposed for site in multiplies}) > 1:
         reason = "multiplied both as it is and transposed"
-    return Weight(path, tensor, listed.op, owners, [p for p, _ in group[1:]], sites, reason)
+    if reason is None and len(sites) > len(multiplies) and any(s.transposed for s in multiplies):
+        reason = "rows are looked up and it is multiplied transposed"
+    if reason is None and len(blocks) > 1:
+        reason = "one reader takes it in parts, another as a whole"
+    count = max(blocks, default=0)
+    aliases = [p for p, _ in group[1:]]
+    return Weight(path, tensor, listed.op, owners, aliases, sites, reason, count)
 
 
 def _has(module: torch.nn.Module, name: str) -> bool:
@@ -139,12 +147,17 @@ def _owners(trees: list[torch.nn.Module]) -> dict[int, list[tuple[torch.nn.Modul
     return owners
 
 
-def _module_reads(module: torch.nn.Module, prefix: str, blocked: str | None) -> Iterator[_Read]:
+def _module_reads(
+    module: torch.nn.Module,
+    prefix: str,
+    blocked: str | None,
+    held_by: tuple[torch.nn.Module, str] | None = None,
+) -> Iterator[_Read]:
     """Reads of a module that runs its own ``forward``; ``blocked``: a parent reads its weights too."""
     if isinstance(module, fx.GraphModule):
         yield from _graph_reads(module, prefix)
         return
-    weights = {name: (op, reason) for name, op, reason in module_weights(module)}
+    weights = {own.name: own for own in module_weights(module, held_by)}
     for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
         if tensor is None or (name in module._buffers and name not in weights):
             continue
@@ -152,16 +165,16 @@ def _module_reads(module: torch.nn.Module, prefix: str, blocked: str | None) -> 
         if name not in weights:
             yield _Read(path, kind, False, reason=f"also read by {kind} {prefix.rstrip('.')!r}")
             continue
-        op, reason = weights[name]
-        reason = blocked or reason
-        site = Site(prefix.rstrip(".")) if reason is None else None
-        yield _Read(path, op, True, site, reason)
+        own = weights[name]
+        reason = blocked or own.reason
+        site = None
+        if reason is None:
+            site = Site(prefix.rstrip("."), own.transposed, lookup=own.lookup)
+        yield _Read(path, own.op, True, site, reason, own.blocks)
     blocked = blocked or forward_reads_parameters(module)
-    if isinstance(module, READS_CHILDREN):
-        blocked = f"nn.{type(module).__name__} reads it directly"
     for name, child in module._modules.items():
         if child is not None:
-            yield from _module_reads(child, f"{prefix}{name}.", blocked)
+            yield from _module_reads(child, f"{prefix}{name}.", blocked, (module, name))
 
 
 def _graph_reads(graph_module: fx.GraphModule, prefix: str) -> Iterator[_Read]:

@@ -27,31 +27,37 @@ def decide(weight: Weight, options: Options) -> Decision:
     paths = [weight.path, *weight.aliases]
     dense_bytes = tensor_bytes(tensor)
     reason = _excluded(paths, options) or unreadable(tensor) or weight.blocked or _unread(weight)
-    stored, header, format = dense_bytes, None, ""
-    shape = tuple(tensor.shape)
+    stored, headers, format = dense_bytes, None, ""
     if reason is None:
-        rows, cols = shape[::-1] if weight.transposed else shape
+        rows, cols = _matrix_shape(weight, tensor)
+        count = weight.blocks or 1
         choice = choose(
-            (rows, cols), nnz, tensor.dtype, batch_hint=options.batch_hint, prefer=options.prefer
+            (rows, cols),
+            nnz // count,
+            tensor.dtype,
+            batch_hint=options.batch_hint,
+            prefer=options.prefer,
+            by_rows=weight.looked_up,
         )
-        reason = _too_dense(tensor, (rows, cols), nnz, choice, options)
+        reason = _too_dense(tensor, (rows, cols), nnz // count, choice, count, options)
         if reason is None:
-            header = describe(
+            headers = describe(
                 tensor,
                 choice.format,
                 transposed=weight.transposed,
                 is_buffer=not isinstance(tensor, torch.nn.Parameter),
+                blocks=weight.blocks,
             )
-            packed = packed_bytes(header)
+            packed = packed_bytes(headers, stacked=weight.blocks > 0)
             if packed < dense_bytes:
                 stored, format = packed, choice.format
             else:
-                reason, header = _would_not_shrink(packed, dense_bytes), None
+                reason, headers = _would_not_shrink(packed, dense_bytes), None
     sparse = reason is None
     return Decision(
         sparse=sparse,
         reason=reason or "",
-        shape=shape,
+        shape=tuple(tensor.shape),
         dtype=tensor.dtype,
         sparsity=sparsity,
         nnz=nnz,
@@ -59,9 +65,17 @@ def decide(weight: Weight, options: Options) -> Decision:
         dense_bytes=dense_bytes,
         stored_bytes=stored,
         format=format,
-        header=header,
+        headers=headers,
         threads=options.threads_for(paths)[0] if sparse else None,
     )
+
+
+def _matrix_shape(weight: Weight, tensor: torch.Tensor) -> tuple[int, int]:
+    """(out, in) of the matrix, or of each of the matrices, that the weight is packed as."""
+    rows, cols = tensor.shape[-2:]
+    if tensor.dim() == 2 and weight.blocks:
+        rows //= weight.blocks
+    return (cols, rows) if weight.transposed else (rows, cols)
 
 
 def _excluded(paths: list[str], options: Options) -> str | None:
@@ -78,10 +92,16 @@ def _unread(weight: Weight) -> str | None:
 
 
 def _too_dense(
-    tensor: torch.Tensor, shape: tuple[int, int], nnz: int, choice: Choice, options: Options
+    tensor: torch.Tensor,
+    shape: tuple[int, int],
+    nnz: int,
+    choice: Choice,
+    count: int,
+    options: Options,
 ) -> str | None:
-    """Why a weight stays dense that could be packed; None if it is packed."""
-    sparsity = 1 - nnz / tensor.numel() if tensor.numel() else 0.0
+    """Why a weight of ``count`` matrices stays dense that could be packed; None if it is packed."""
+    elements = shape[0] * shape[1]
+    sparsity = 1 - nnz / elements if elements else 0.0
     if sparsity < options.threshold:
         smaller = smallest_sparsity(shape, tensor.dtype)
         return (
@@ -91,12 +111,12 @@ def _too_dense(
     if tensor.numel() < options.min_elements:
         return f"{tensor.numel()} elements are fewer than min_elements={options.min_elements}"
     dense = tensor_bytes(tensor)
-    if choice.bytes >= dense:
-        return _would_not_shrink(choice.bytes, dense)
+    if choice.bytes * count >= dense:
+        return _would_not_shrink(choice.bytes * count, dense)
     if options.prefer != "latency":
         return None
-    if tensor.numel() < SPEED_MATTERS:
-        return f"prefer='latency': with {tensor.numel()} elements the call costs more than the multiply"
+    if elements < SPEED_MATTERS:
+        return f"prefer='latency': with {elements} elements the call costs more than the multiply"
     batch, gain = options.batch_hint, choice.speedup
     if batch is None:
         batch, gain = slowest_batch(shape, nnz, choice.format)

@@ -16,20 +16,21 @@ from .record import Decision, Weight
 def install(weight: Weight, decision: Decision, runs_itself: set[int]) -> None:
     """Pack one weight, put it in the dense one's place and let go of that.
 
-    Linears change in place. Any other owner gets the packed buffer; one that runs its own forward
-    (its id is in ``runs_itself``) also a :class:`WeightView` under the weight's name. An error
-    leaves every owner as it was.
+    Linears change in place. Any other owner gets the packed buffer; where its own forward reads the
+    weight (or its id is in ``runs_itself``) also a :class:`WeightView` under the weight's name. An
+    error leaves every owner as it was.
     """
     assert weight.tensor is not None
-    is_buffer = not isinstance(weight.tensor, torch.nn.Parameter)
     packed = pack(
         weight.tensor,
         transposed=weight.transposed,
-        is_buffer=is_buffer,
+        is_buffer=not isinstance(weight.tensor, torch.nn.Parameter),
+        blocks=weight.blocks,
         format=decision.format,
-        header=decision.header,
+        headers=decision.headers,
     )
     assert packed.numel() == decision.stored_bytes
+    read_by_forward = any(site.node is None for site in weight.sites)
     for owner, name in weight.owners:
         if name == "weight" and is_linear(owner):
             assert isinstance(owner, torch.nn.Linear)
@@ -39,7 +40,7 @@ def install(weight: Weight, decision: Decision, runs_itself: set[int]) -> None:
         owner._buffers.pop(name, None)
         owner.register_buffer(name + SUFFIX, packed)
         guard_packed(owner)
-        if id(owner) in runs_itself:
-            owner.__dict__[name] = WeightView.of(packed)
+        if read_by_forward or id(owner) in runs_itself:
+            owner.__dict__[name] = WeightView.of(packed, decision.threads or 0)
     weight.tensor = None
     weight.owners.clear()

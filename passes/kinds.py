@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils.parametrize import ParametrizationList
 
 from fxsparse.modules import HOOKS, STATE_HOOKS
+from fxsparse.reads import Reads, how_read
 from fxsparse.source import reads_parameters
 
 #: Modules whose weights are reported and kept: class, name of the operation, reason.
@@ -17,13 +20,23 @@ KEPT: tuple[tuple[type[nn.Module], str, str], ...] = (
     (nn.modules.conv._ConvNd, "conv", "convolutions are not rewritten yet"),
     (nn.RNNBase, "rnn", "recurrent layers are not rewritten yet"),
     (nn.RNNCellBase, "rnn", "recurrent cells are not rewritten yet"),
-    (nn.MultiheadAttention, "attention", "nn.MultiheadAttention is not rewritten yet"),
 )
 
-#: Modules that read the weights of their children directly, past the children's forward.
-READS_CHILDREN: tuple[type[nn.Module], ...] = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
-_TRANSFORMERS_CONV1D = "transformers.pytorch_utils.Conv1D"
+@dataclass(frozen=True)
+class OwnWeight:
+    """A weight that a module holds: which operation it serves, and how its forward uses it.
+
+    ``reason`` says why it must stay dense. ``transposed``: ``y = x @ W``; ``lookup``: rows are looked
+    up; ``blocks``: it is packed as so many matrices.
+    """
+
+    name: str
+    op: str
+    reason: str | None = None
+    transposed: bool = False
+    lookup: bool = False
+    blocks: int = 0
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -64,31 +77,118 @@ def forward_reads_parameters(module: nn.Module) -> str | None:
     return f"{kind.__name__}.forward goes through its parameters" if reads else None
 
 
-def module_weights(module: nn.Module) -> list[tuple[str, str, str | None]]:
-    """The weights of one module as (attribute, operation, reason to stay dense or None)."""
+def module_weights(
+    module: nn.Module, held_by: tuple[nn.Module, str] | None = None
+) -> list[OwnWeight]:
+    """The weights of one module; ``held_by``: its parent and its name there."""
     kind = type(module)
     if is_linear(module):
-        return [("weight", "nn.Linear", None)]
+        return [OwnWeight("weight", "nn.Linear")]
     if isinstance(module, nn.Linear):
-        reason = f"this {kind.__name__} is more than an nn.Linear"
-        if module._parameters.get("weight") is None:
-            reason = "its weight is recomputed at every call (hook or parametrization), or a buffer"
-        return [(name, "nn.Linear", reason) for name in _matrices(module)]
+        return _linear_weights(module)
     for cls, op, reason in KEPT:
         if isinstance(module, cls):
-            return [(name, op, reason) for name in _matrices(module)]
-    if f"{kind.__module__}.{kind.__qualname__}" == _TRANSFORMERS_CONV1D:
-        return [("weight", "Conv1D", "transformers' Conv1D is not rewritten yet")]
+            return [OwnWeight(name, op, reason) for name in _matrices(module)]
+    if isinstance(module, nn.MultiheadAttention):
+        return _attention_weights(module)
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        return _embedding_weights(module)
     if isinstance(module, ParametrizationList):
         reason = "it is behind a parametrization"
-        return [(name, "parametrization", reason) for name in _matrices(module)]
-    holds_only = isinstance(module, (nn.ParameterList, nn.ParameterDict))
-    if kind.__module__.startswith("torch.") and not holds_only:
+        return [OwnWeight(name, "parametrization", reason) for name in _matrices(module)]
+    if isinstance(module, (nn.ParameterList, nn.ParameterDict)):
+        if held_by is None or not _runs_its_class(held_by[0]):
+            reason = f"it is read from a {kind.__name__} by a forward that was not traced"
+            return [OwnWeight(name, "parameter", reason) for name in _matrices(module)]
+        reads = how_read(type(held_by[0]), held_by[1])
+        return [_read_weight(module, name, kind.__name__, reads) for name in _matrices(module)]
+    if kind.__module__.startswith("torch."):
         return []
-    reason = f"{kind.__name__}.forward was not traced, so how it reads this weight is not known"
-    if holds_only:
-        reason = f"it is read from a {kind.__name__} by a forward that was not traced"
-    return [(name, "parameter", reason) for name in _matrices(module)]
+    return [
+        _read_weight(module, name, kind.__name__, _how_read(module, name))
+        for name in _matrices(module)
+    ]
+
+
+def _linear_weights(module: nn.Linear) -> list[OwnWeight]:
+    """Of a linear that is more than ``nn.Linear``, or a subclass of it."""
+    kind = type(module)
+    if module._parameters.get("weight") is None:
+        reason = "its weight is recomputed at every call (hook or parametrization), or a buffer"
+    elif (
+        kind is nn.Linear
+        or any(getattr(module, hooks, None) for hooks in STATE_HOOKS)
+        or (kind.__module__.startswith("torch.") and kind is not NonDynamicallyQuantizableLinear)
+    ):
+        reason = f"this {kind.__name__} is more than an nn.Linear"
+    else:
+        reads = _how_read(module, "weight")
+        if isinstance(reads, Reads) and kind.forward is nn.Linear.forward:
+            reads = Reads([*reads.swapped, False])
+        own = _read_weight(module, "weight", "nn.Linear", reads)
+        rest = [name for name in _matrices(module) if name != "weight"]
+        return [
+            own,
+            *(_read_weight(module, name, "nn.Linear", _how_read(module, name)) for name in rest),
+        ]
+    return [OwnWeight(name, "nn.Linear", reason) for name in _matrices(module)]
+
+
+def _attention_weights(module: nn.MultiheadAttention) -> list[OwnWeight]:
+    """The projections of ``nn.MultiheadAttention``: of q, k and v, stacked or apart. The fourth is a
+    child."""
+    reason = None
+    if type(module).forward is not nn.MultiheadAttention.forward or "forward" in module.__dict__:
+        reason = f"this {type(module).__name__} is more than an nn.MultiheadAttention"
+    return [
+        OwnWeight(name, "attention", reason, blocks=3 if name == "in_proj_weight" else 0)
+        for name in _matrices(module)
+        if name.endswith("proj_weight")
+    ]
+
+
+def _embedding_weights(module: nn.Embedding | nn.EmbeddingBag) -> list[OwnWeight]:
+    kind = type(module)
+    op = f"nn.{'Embedding' if isinstance(module, nn.Embedding) else 'EmbeddingBag'}"
+    reads = _how_read(module, "weight") if not kind.__module__.startswith("torch.") else Reads()
+    reason = reads if isinstance(reads, str) else None
+    if module.max_norm is not None:
+        reason = "max_norm writes to it"
+    if isinstance(module, nn.EmbeddingBag) and (
+        module.padding_idx is not None or module.mode == "max"
+    ):
+        reason = "an nn.EmbeddingBag with padding_idx or mode='max' reads it"
+    return [OwnWeight("weight", op, reason, lookup=True)]
+
+
+def _how_read(module: nn.Module, name: str) -> Reads | str:
+    if not _runs_its_class(module):
+        return f"forward of this {type(module).__name__} is replaced on the object"
+    return how_read(type(module), name)
+
+
+def _runs_its_class(module: nn.Module) -> bool:
+    return "forward" not in module.__dict__
+
+
+def _read_weight(module: nn.Module, name: str, op: str, reads: Reads | str) -> OwnWeight:
+    """A weight that a forward which was not traced reads as ``reads`` says."""
+    kind = type(module).__name__
+    if isinstance(reads, str):
+        return OwnWeight(name, op, f"its forward was not traced, and {reads}")
+    if reads.looked_up and not reads.swapped:
+        return OwnWeight(name, op, lookup=True)
+    if not reads.swapped:
+        reason = f"{kind}.forward was not traced, so how it reads this weight is not known"
+        return OwnWeight(name, op, reason)
+    tensor = getattr(module, name)
+    if tensor.dim() > 3:
+        return OwnWeight(name, op, f"it has {tensor.dim()} dimensions")
+    blocks = tensor.shape[0] if tensor.dim() == 3 else reads.blocks(module)
+    if tensor.shape[0] % (blocks or 1) or tensor.numel() == 0:
+        blocks = 0
+    transposed = sum(reads.swapped) * 2 > len(reads.swapped)
+    return OwnWeight(name, op, transposed=transposed, blocks=blocks)
 
 
 def _matrices(module: nn.Module) -> list[str]:

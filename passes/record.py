@@ -33,19 +33,24 @@ class Multiply:
 
 @dataclass
 class Site:
-    """One place that multiplies by a weight: a graph node, or a module where ``node`` is None."""
+    """One place that uses a weight: a graph node, or a module where ``node`` is None.
+
+    It multiplies, or looks rows up where ``lookup``.
+    """
 
     name: str
     transposed: bool = False
     node: fx.Node | None = None
+    lookup: bool = False
 
 
 @dataclass
 class Weight:
     """One weight in memory, under all its names, with every place that reads it.
 
-    ``blocked`` is the reason it must stay dense whatever its zeros. ``tensor`` is given up when the
-    weight is packed, so that its memory can go.
+    ``blocked`` is the reason it must stay dense whatever its zeros. ``blocks``: it is packed as so
+    many matrices, one below the other (0: as one). ``tensor`` is given up when the weight is packed,
+    so that its memory can go.
     """
 
     path: str
@@ -55,10 +60,19 @@ class Weight:
     aliases: list[str] = field(default_factory=list)
     sites: list[Site] = field(default_factory=list)
     blocked: str | None = None
+    blocks: int = 0
 
     @property
     def transposed(self) -> bool:
-        return bool(self.sites) and self.sites[0].transposed
+        return next((site.transposed for site in self.sites if not site.lookup), False)
+
+    @property
+    def looked_up(self) -> bool:
+        return any(site.lookup for site in self.sites)
+
+    @property
+    def only_looked_up(self) -> bool:
+        return bool(self.sites) and all(site.lookup for site in self.sites)
 
 
 @dataclass(frozen=True)
@@ -75,5 +89,5 @@ class Decision:
     dense_bytes: int
     stored_bytes: int
     format: str = ""
-    header: bytes | None = None  #: of the packed weight to be
+    headers: list[bytes] | None = None  #: of the packed weight to be
     threads: int | None = None

@@ -234,14 +234,15 @@ def test_a_branching_block_leaves_the_others_converted():
         _same(compiled, model, torch.randn(3, 64))
 
 
-def test_a_matrix_of_a_forward_that_was_not_traced_stays_with_a_reason():
+def test_matrices_of_a_forward_that_was_not_traced():
     class Block(nn.Module):
         def __init__(self):
             super().__init__()
             self.w = nn.Parameter(torch.randn(64, 64))
+            self.added = nn.Parameter(torch.randn(64, 64))
 
         def forward(self, x):
-            return x @ self.w
+            return x @ self.w + self.added[0]
 
     class Root(Base):
         def __init__(self):
@@ -254,8 +255,9 @@ def test_a_matrix_of_a_forward_that_was_not_traced_stays_with_a_reason():
     model = prune(Root())
     compiled = fxsparse.compile(model, min_elements=0)
     _same(compiled, model, torch.randn(3, 64))
-    kept = next(row for row in compiled.report.rows if row.path == "block.w")
-    assert kept.status == "dense" and "not traced" in kept.reason
+    rows = {row.path: row for row in compiled.report.rows}
+    assert rows["block.w"].status == "sparse"
+    assert rows["block.added"].status == "dense" and "not traced" in rows["block.added"].reason
 
 
 def test_what_forward_does_not_use_is_kept():

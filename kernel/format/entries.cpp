@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "format/dense.h"
 #include "format/format.h"
@@ -9,6 +10,13 @@
 
 namespace fxsparse {
 namespace {
+
+template <class Bits>
+void write_entries(const Entries& entries, int64_t row, Bits* out, int64_t stride) {
+  const Bits* values = reinterpret_cast<const Bits*>(entries.values.data());
+  for (int64_t i = entries.offsets[row]; i < entries.offsets[row + 1]; ++i)
+    out[entries.columns[i] * stride] = values[i];
+}
 
 template <class Bits>
 void write_rows(const Entries& entries, int64_t cols, Bits* out, int64_t row_stride,
@@ -21,10 +29,8 @@ void write_rows(const Entries& entries, int64_t cols, Bits* out, int64_t row_str
     for (int64_t k = 0; k < cols; ++k)
       for (int64_t row = 0; row < entries.rows; ++row) out[row * row_stride + k * col_stride] = 0;
   }
-  const Bits* values = reinterpret_cast<const Bits*>(entries.values.data());
   for (int64_t row = 0; row < entries.rows; ++row)
-    for (int64_t i = entries.offsets[row]; i < entries.offsets[row + 1]; ++i)
-      out[row * row_stride + entries.columns[i] * col_stride] = values[i];
+    write_entries(entries, row, out + row * row_stride, col_stride);
 }
 
 }  // namespace
@@ -76,6 +82,33 @@ void unpack(const Packed& packed, void* out, int64_t row_stride, int64_t col_str
         using Bits = decltype(type);
         write_rows(entries, view.cols, static_cast<Bits*>(out) + u * unit * row_stride, row_stride,
                    col_stride);
+      });
+    }
+  });
+}
+
+void unpack_rows(const Packed& packed, const int64_t* indices, int64_t count, void* out) {
+  const PackedView& view = packed.view;
+  const int64_t unit = packed.format->unit_rows(view);
+  // In the order of the rows, so that a unit is decoded once for all of its rows that are wanted.
+  std::vector<int64_t> order(count);
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(),
+            [&](int64_t a, int64_t b) { return indices[a] < indices[b]; });
+  for_ranges(count, count * view.cols * value_bytes(view.value), [&](int64_t begin, int64_t end) {
+    Entries entries;
+    int64_t decoded = -1;
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row = indices[order[i]];
+      if (row / unit != decoded) {
+        decoded = row / unit;
+        packed.format->decode(view, decoded * unit, entries);
+      }
+      with_bits(view.value, [&](auto type) {
+        using Bits = decltype(type);
+        Bits* to = static_cast<Bits*>(out) + order[i] * view.cols;
+        std::fill_n(to, view.cols, Bits{0});
+        write_entries(entries, row - entries.first_row, to, 1);
       });
     }
   });

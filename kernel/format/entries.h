@@ -34,4 +34,8 @@ void decode_unit(const Packed& packed, int64_t row, Entries& out);
 FXSPARSE_EXPORT void unpack(const Packed& packed, void* out, int64_t row_stride,
                             int64_t col_stride);
 
+// The rows at `indices`, one after the other in `out`, in parallel. Every index is a row.
+FXSPARSE_EXPORT void unpack_rows(const Packed& packed, const int64_t* indices, int64_t count,
+                                 void* out);
+
 }  // namespace fxsparse

@@ -297,6 +297,34 @@ void boxed_unpack(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = dense.release();
 }
 
+// embedding(indices, packed, out_features, in_features, dtype)
+void boxed_embedding(StableIValue* stack, uint64_t, uint64_t) {
+  using torch::stable::detail::to;
+  Tensor indices(stack[0]), packed(stack[1]);
+  const int64_t rows = to<int64_t>(stack[2]), cols = to<int64_t>(stack[3]);
+  const int32_t dtype = to<int32_t>(stack[4]);
+  const Packed opened = open_checked(packed, rows, cols, dtype);
+  check_plain(indices, "indices");
+  if (indices.dtype() != aoti_torch_dtype_int64())
+    refuse("expected indices of dtype int64, got %s", dtype_name(indices.dtype()).c_str());
+  const int64_t dim = indices.dim();
+  if (dim >= Tensor::kMostDims)
+    refuse("expected indices with fewer than %d dimensions, got %d",
+           static_cast<int>(Tensor::kMostDims), static_cast<int>(dim));
+  indices = indices.contiguous();
+  int64_t sizes[Tensor::kMostDims];
+  int64_t count = 1;
+  for (int64_t d = 0; d < dim; ++d) count *= sizes[d] = indices.sizes()[d];
+  sizes[dim] = cols;
+  const int64_t* wanted = static_cast<const int64_t*>(indices.data());
+  for (int64_t i = 0; i < count; ++i)
+    if (wanted[i] < 0 || wanted[i] >= rows)
+      refuse("expected indices from 0 to %" PRId64 ", got %" PRId64, rows - 1, wanted[i]);
+  Tensor y = Tensor::empty(dim + 1, sizes, dtype);
+  unpack_rows(opened, wanted, count, y.data());
+  stack[0] = y.release();
+}
+
 }  // namespace
 }  // namespace fxsparse
 
@@ -308,10 +336,14 @@ STABLE_TORCH_LIBRARY(fxsparse, m) {
       "linear_backward(Tensor grad, Tensor packed, int out_features, int in_features, "
       "ScalarType dtype, int threads) -> Tensor");
   m.def("unpack(Tensor packed, int out_features, int in_features, ScalarType dtype) -> Tensor");
+  m.def(
+      "embedding(Tensor indices, Tensor packed, int out_features, int in_features, "
+      "ScalarType dtype) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(fxsparse, CPU, m) {
   m.impl("linear", &fxsparse::boxed_linear);
   m.impl("linear_backward", &fxsparse::boxed_linear_backward);
   m.impl("unpack", &fxsparse::boxed_unpack);
+  m.impl("embedding", &fxsparse::boxed_embedding);
 }

@@ -66,7 +66,6 @@ def _with_frozen_weight():
 
 MORE = {
     "own forward": lambda: Doubles(64, 64),
-    "own method": lambda: Twice(64, 64),
     "mask": _with_mask,
     "parameter": _with_parameter,
     "wide bias": _with_wide_bias,
@@ -206,6 +205,17 @@ def test_a_forward_that_goes_through_its_parameters_keeps_them():
             sparse = fxsparse.compile(model, min_elements=0)
         assert sparse.report.rows[0].status == status
         torch.testing.assert_close(sparse(x), model(x))
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_subclass_that_inherits_forward_keeps_its_class(inplace):
+    model = prune(Wide(Twice(64, 64)))
+    x = torch.randn(3, 64)
+    expected = model(x)
+    sparse = fxsparse.compile(model, min_elements=0, inplace=inplace)
+    assert {row.path: row.status for row in sparse.report.rows}["a.weight"] == "sparse"
+    assert type(sparse.a) is Twice
+    torch.testing.assert_close(sparse(x), expected)
 
 
 def _doubles_the_weight(module, state, prefix, metadata):

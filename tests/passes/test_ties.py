@@ -40,7 +40,7 @@ def _bytes(module):
 
 @pytest.mark.parametrize("capture", ["trace", "modules"])
 @pytest.mark.parametrize("inplace", [False, True])
-def test_an_embedding_tied_to_its_head_stays_dense_once(capture, inplace):
+def test_an_embedding_tied_to_its_head_is_packed_once(capture, inplace):
     model = prune(Head())
     ids = torch.randint(0, 100, (2, 5))
     expected, before = model(ids), _bytes(model)
@@ -48,8 +48,8 @@ def test_an_embedding_tied_to_its_head_stays_dense_once(capture, inplace):
     rows = {row.path: row for row in sparse.report.rows}
     assert list(rows) == ["emb.weight", "body.weight"]
     assert rows["emb.weight"].aliases == ("head.weight",)
-    assert "also read by" in rows["emb.weight"].reason
-    assert rows["body.weight"].status == "sparse"
+    assert rows["emb.weight"].status == rows["body.weight"].status == "sparse"
+    assert sparse.emb.weight_packed is sparse.head.weight_packed
     assert (_bytes(sparse), before) == (sparse.report.stored_bytes, sparse.report.dense_bytes)
     torch.testing.assert_close(sparse(ids), expected)
 

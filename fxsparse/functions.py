@@ -1,0 +1,205 @@
+"""What functions of torch do with a :class:`WeightView`, before torch takes them apart.
+
+Here a multiply becomes the operator with its gradient and its manners under autocast, and nobody who
+watches operators sees a dense one. What is not in the table comes to ``products`` in pieces.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from .products import (
+    add_batched_product,
+    add_product,
+    batched_product,
+    grouped_product,
+    linear,
+    look_up,
+    matrix_vector,
+    product,
+)
+from .weight_view import WeightView
+
+
+def dispatch_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call one function some argument of which is a stand-in."""
+    handler = FUNCTIONS.get(func)
+    if handler is not None and set(kwargs) <= _names(handler):
+        result = handler(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+    if isinstance(func, types.FunctionType) and func.__module__ == F.__name__:
+        return _unguarded(func)(*args, **kwargs)
+    with torch._C.DisableTorchFunctionSubclass():
+        return func(*args, **kwargs)
+
+
+@functools.cache
+def _unguarded(func: types.FunctionType) -> Callable[..., Any]:
+    """A function of ``torch.nn.functional`` that does not ask first whether an argument wants to
+    handle the call: the functions that it calls ask it."""
+
+    def never(*_: Any) -> bool:
+        return False
+
+    guards = [name for name in func.__globals__ if name.startswith("has_torch_function")]
+    names = {**func.__globals__, **dict.fromkeys(guards, never)}
+    copy = types.FunctionType(
+        func.__code__, names, func.__name__, func.__defaults__, func.__closure__
+    )
+    copy.__kwdefaults__ = func.__kwdefaults__
+    return copy
+
+
+@functools.cache
+def _names(handler: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(handler).parameters)
+
+
+def _linear(input: Any, weight: Any, bias: Any = None) -> Any:
+    return linear(input, weight, bias)
+
+
+def _matmul(input: Any, other: Any) -> Any:
+    if isinstance(input, WeightView):
+        if isinstance(other, WeightView) or input.dim() != 2 or other.dim() == 0:
+            return NotImplemented
+        if other.dim() == 1:
+            return matrix_vector(input, other)
+        found = product(other.transpose(-1, -2), input.t())
+        return found if found is NotImplemented else found.transpose(-1, -2)
+    if other.dim() == 3 and input.dim() == 3:
+        return batched_product(input, other)
+    return product(input, other) if other.dim() == 2 and input.dim() > 0 else NotImplemented
+
+
+def _mm(input: Any, mat2: Any) -> Any:
+    return _matmul(input, mat2) if input.dim() == mat2.dim() == 2 else NotImplemented
+
+
+def _bmm(input: Any, mat2: Any) -> Any:
+    return batched_product(input, mat2)
+
+
+def _mv(input: Any, vec: Any) -> Any:
+    return matrix_vector(input, vec)
+
+
+def _inner(input: Any, other: Any) -> Any:
+    if isinstance(other, WeightView) and other.dim() == 2:
+        return linear(input, other)
+    return NotImplemented
+
+
+def _addmm(input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    return add_product(input, mat1, mat2, beta=beta, alpha=alpha)
+
+
+def _baddbmm(input: Any, batch1: Any, batch2: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    return add_batched_product(input, batch1, batch2, beta=beta, alpha=alpha)
+
+
+def _grouped_mm(mat_a: Any, mat_b: Any, *, offs: Any = None) -> Any:
+    return grouped_product(mat_a, mat_b, offs)
+
+
+def _embedding(
+    input: Any,
+    weight: Any,
+    padding_idx: Any = None,
+    max_norm: Any = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    return look_up(weight, input) if max_norm is None else NotImplemented
+
+
+def _einsum(equation: Any, *operands: Any) -> Any:
+    """Products of a tensor and a weight of two dimensions, or three where the first is shared."""
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = tuple(operands[0])
+    if not isinstance(equation, str) or len(operands) != 2:
+        return NotImplemented
+    inputs, arrow, out = equation.replace(" ", "").partition("->")
+    terms = inputs.split(",")
+    if not arrow or len(terms) != 2:
+        return NotImplemented
+    (w, weight), (x, input) = sorted(
+        zip(terms, operands), key=lambda pair: not isinstance(pair[1], WeightView)
+    )
+    letters = all(t.isalpha() and len(set(t)) == len(t) for t in (w, x, out))
+    if not letters or isinstance(input, WeightView) or not set(x) <= set(w) | set(out):
+        return NotImplemented
+    shared = [c for c in w if c in x and c in out]
+    summed = [c for c in w if c in x and c not in out]
+    free = [c for c in w if c not in x]
+    if len(summed) != 1 or len(free) != 1 or not set(free) <= set(out) or len(shared) > 1:
+        return NotImplemented
+    rest = [c for c in x if c not in shared and c not in summed]
+    x_order, w_order = [*shared, *rest, *summed], [*shared, *free, *summed]
+    moved = input.permute([x.index(c) for c in x_order])
+    matrix = weight.permute([w.index(c) for c in w_order])
+    if shared:
+        flat = moved.reshape(moved.shape[0], -1, moved.shape[-1])
+        y = batched_product(flat, matrix.transpose(1, 2))
+        y = y if y is NotImplemented else y.reshape(*moved.shape[:-1], matrix.shape[1])
+    else:
+        y = linear(moved, matrix)
+    if y is NotImplemented:
+        return y
+    y_order = [*shared, *rest, *free]
+    return y.permute([y_order.index(c) for c in out])
+
+
+def _tensordot(a: Any, b: Any, dims: Any = 2, out: Any = None) -> Any:
+    """With one dimension summed over."""
+    if (
+        not isinstance(b, WeightView)
+        or b.dim() != 2
+        or isinstance(a, WeightView)
+        or out is not None
+    ):
+        return NotImplemented
+    if dims == 1:
+        dims = ([-1], [0])
+    if not isinstance(dims, (list, tuple)) or len(dims) != 2:
+        return NotImplemented
+    first, second = ([d] if isinstance(d, int) else list(d) for d in dims)
+    if len(first) != 1 or len(second) != 1:
+        return NotImplemented
+    return linear(a.movedim(first[0], -1), b.movedim(second[0], -1))
+
+
+def _everywhere(name: str) -> list[Any]:
+    return [getattr(holder, name) for holder in (torch, torch.Tensor) if hasattr(holder, name)]
+
+
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    F.linear: _linear,
+    F.embedding: _embedding,
+    F.grouped_mm: _grouped_mm,
+    torch.einsum: _einsum,
+    torch.tensordot: _tensordot,
+    torch.Tensor.__matmul__: _matmul,
+    **{
+        function: handler
+        for name, handler in (
+            ("matmul", _matmul),
+            ("mm", _mm),
+            ("bmm", _bmm),
+            ("mv", _mv),
+            ("inner", _inner),
+            ("addmm", _addmm),
+            ("baddbmm", _baddbmm),
+        )
+        for function in _everywhere(name)
+    },
+}
