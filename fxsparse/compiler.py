@@ -20,7 +20,7 @@ from .clone import share_clone
 from .errors import NothingRewrittenWarning
 from .memory import RELEASE_EVERY, module_bytes, release_free_memory
 from .options import Options, check_capture
-from .passes.collect import collect, graphs
+from .passes.collect import collect
 from .passes.decide import decide
 from .passes.fold import fold_masks, has_masks
 from .passes.install import install
@@ -251,10 +251,12 @@ def _apply(plan: _Plan) -> torch.nn.Module:
     result, *own = plan.captured.trees
     runs_itself = {id(module) for tree in own for module in tree.modules()}
     freed = 0
+    threads: dict[str, int] = {}
     try:
         for weight, decision in zip(plan.weights, plan.decisions):
             if not decision.sparse:
                 continue
+            threads.update(dict.fromkeys([weight.path, *weight.aliases], decision.threads or 0))
             install(weight, decision, runs_itself)
             mark(weight, decision)
             freed += decision.dense_bytes
@@ -262,9 +264,10 @@ def _apply(plan: _Plan) -> torch.nn.Module:
                 release_free_memory()
                 freed = 0
     finally:
-        for graph_module in graphs(result):
-            PassManager([Rewrite()])(graph_module)
-            graph_module.recompile()
+        for path, graph_module in result.named_modules():
+            if isinstance(graph_module, fx.GraphModule):
+                PassManager([Rewrite(f"{path}." if path else "", threads)])(graph_module)
+                graph_module.recompile()
     return result
 
 

@@ -13,6 +13,7 @@ from .modules import SparseLinear
 from .packing import SUFFIX, header, unpack
 from .passes.collect import graphs
 from .state import packed_names, release_packed
+from .weight_view import stand_in
 
 
 def to_dense(module: torch.nn.Module) -> torch.nn.Module:
@@ -48,6 +49,9 @@ class Densify(PassBase):
     def call(self, graph_module: fx.GraphModule) -> PassResult:
         graph, modified = graph_module.graph, False
         for node in list(graph.nodes):
+            if node.op == "call_function" and node.target is stand_in:
+                _undo_stand_in(graph, node)
+                modified = True
             if node.op != "call_function" or node.target is not ops.linear:
                 continue
             x, packed, bias = node.args[:3]
@@ -64,6 +68,17 @@ class Densify(PassBase):
                 graph.erase_node(packed)
             modified = True
         return PassResult(graph_module, modified)
+
+
+def _undo_stand_in(graph: fx.Graph, node: fx.Node) -> None:
+    packed = node.args[0]
+    assert isinstance(packed, fx.Node)
+    with graph.inserting_before(node):
+        weight = graph.create_node("get_attr", str(packed.target).removesuffix(SUFFIX))
+    node.replace_all_uses_with(weight)
+    graph.erase_node(node)
+    if not packed.users:
+        graph.erase_node(packed)
 
 
 def _restore(module: torch.nn.Module, dense: dict[int, torch.Tensor]) -> None:

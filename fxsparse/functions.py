@@ -138,6 +138,8 @@ def _einsum(equation: Any, *operands: Any) -> Any:
     letters = all(t.isalpha() and len(set(t)) == len(t) for t in (w, x, out))
     if not letters or isinstance(input, WeightView) or not set(x) <= set(w) | set(out):
         return NotImplemented
+    if weight.dim() == 3 and w[0] in out and w[0] not in x:  # the same for each matrix
+        input, x = input.expand(weight.shape[0], *input.shape), w[0] + x
     shared = [c for c in w if c in x and c in out]
     summed = [c for c in w if c in x and c not in out]
     free = [c for c in w if c not in x]

@@ -28,10 +28,13 @@ _MULTIPLIES: dict[str, tuple[int, str, bool]] = {
     "baddbmm": (2, "batch2", True),
     "grouped_mm": (1, "mat_b", True),
     "_grouped_mm": (1, "mat_b", True),
+    "inner": (1, "other", False),
+    "tensordot": (1, "b", True),
 }
 #: Functions that multiply from the left: (index of the matrix, name).
 _LEFT = {"matmul": (0, "input"), "mm": (0, "input"), "bmm": (0, "input"), "mv": (0, "input")}
-_LOOK_UPS = frozenset(["embedding"])
+#: Functions that look rows up.
+LOOK_UPS = frozenset(["embedding"])
 
 #: What may be asked of a weight without its values.
 _FACTS = frozenset(
@@ -204,18 +207,29 @@ class _Finder:
         place: int | str | None = parent.arg if isinstance(parent, ast.keyword) else None
         if place is None:
             place = next(i for i, a in enumerate(call.args) if a is node) + is_method
-        if name in _MULTIPLIES and place in _MULTIPLIES[name][:2]:
-            found.swapped.append(swapped != _MULTIPLIES[name][2])
-        elif name in _LEFT and place in _LEFT[name]:
-            found.swapped.append(swapped)
-        elif name in _LOOK_UPS and place in (1, "weight"):
+        first = call.args[0] if call.args else None
+        equation = first.value if isinstance(first, ast.Constant) else None
+        use = multiply_use(name, place, swapped, equation)
+        if use is not None:
+            found.swapped.append(use)
+        elif name in LOOK_UPS and place in (1, "weight"):
             found.looked_up = True
-        elif name == "einsum" and isinstance(place, int) and isinstance(call.args[0], ast.Constant):
-            found.swapped.append(swapped != _einsum_swaps(str(call.args[0].value), place - 1))
-        elif name in ("isinstance", "hasattr", "len"):
-            return
-        else:
+        elif name not in ("isinstance", "hasattr", "len"):
             raise Unknown(ast.unparse(call))
+
+
+def multiply_use(
+    name: str, place: int | str | None, swapped: bool, equation: object = None
+) -> bool | None:
+    """Whether a function multiplies ``x @ W`` (or by W transposed) with its argument at ``place``, which
+    is W, or its transpose where ``swapped``; None where it is no multiply by that argument."""
+    if name in _MULTIPLIES and place in _MULTIPLIES[name][:2]:
+        return swapped != _MULTIPLIES[name][2]
+    if name in _LEFT and place in _LEFT[name]:
+        return swapped
+    if name == "einsum" and isinstance(place, int) and isinstance(equation, str):
+        return swapped != _einsum_swaps(equation, place - 1)
+    return None
 
 
 def _einsum_swaps(equation: str, operand: int) -> bool:

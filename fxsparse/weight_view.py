@@ -148,6 +148,14 @@ class WeightView(torch.Tensor):
         return f"WeightView(shape={tuple(self.shape)}, dtype={self.dtype}, packed={self.packed.numel()} bytes)"
 
 
+def stand_in(packed: torch.Tensor, threads: int) -> torch.Tensor:
+    """The weight that ``packed`` holds, for a multiply in a graph that is not a call of the operator.
+
+    A :class:`WeightView`, or the dense weight while torch compiles or exports.
+    """
+    return unpack(packed) if torch.compiler.is_compiling() else WeightView.of(packed, threads)
+
+
 def densify(args: Any) -> Any:
     """The same arguments with dense weights for stand-ins."""
     return tree_map_only(WeightView, WeightView.dense, args)

@@ -17,8 +17,9 @@ from .kinds import (
     is_plain_linear,
     module_weights,
 )
-from .normalise import META, Normalise, attribute, read, view_users
+from .normalise import META, Normalise, attribute, read
 from .record import Site, Weight
+from .uses import final_uses, stand_in_site
 
 #: Functions and methods that multiply by a weight in a way that is not rewritten.
 _MULTIPLIES = frozenset(
@@ -217,23 +218,28 @@ def _attribute_reads(graph_module: fx.GraphModule, node: fx.Node, prefix: str) -
     tensor = attribute(graph_module, target)
     if not isinstance(tensor, torch.Tensor):
         return
-    for user in view_users(graph_module, node):
+    for use in final_uses(node, stacked=tensor.dim() == 3):
+        user = use.user
         multiply = user.meta.get(META)
         if (
             multiply is not None
             and multiply.path == target
             and _reads_only_as_weight(graph_module, user)
         ):
-            site = Site(user.name, multiply.transposed, user)
-            yield _Read(prefix + target, multiply.op, True, site)
+            call = Site(user.name, multiply.transposed, user)
+            yield _Read(prefix + target, multiply.op, True, call)
             continue
-        name = str(getattr(user.target, "__name__", user.target))
         is_parameter = isinstance(tensor, torch.nn.Parameter)
-        listed = tensor.dim() >= 2 and (is_parameter or name in _MULTIPLIES)
-        how = f"also read by {user.name}"
-        if name in _MULTIPLIES and multiply is None:
-            how = f"{name} with a constant weight is not rewritten yet"
-        yield _Read(prefix + target, name, listed, reason=how)
+        site = None if multiply is not None else stand_in_site(use)
+        if site is not None and tensor.dim() in (2, 3) and not use.asks_a_fact:
+            blocks = tensor.shape[0] if tensor.dim() == 3 else 0
+            yield _Read(prefix + target, use.name, not site.lookup, site, None, blocks)
+        elif not use.asks_a_fact:
+            listed = tensor.dim() >= 2 and (is_parameter or use.name in _MULTIPLIES)
+            how = f"also read by {user.name}"
+            if use.name in _MULTIPLIES and multiply is None:
+                how = f"{use.name} with a constant weight is not rewritten yet"
+            yield _Read(prefix + target, use.name, listed, reason=how)
 
 
 def _reads_only_as_weight(graph_module: fx.GraphModule, user: fx.Node) -> bool:

@@ -104,17 +104,6 @@ def read(graph_module: fx.GraphModule, node: fx.Node) -> Operands | None:
     return Operands(multiply, arguments[spelling.x], arguments.get(spelling.added))
 
 
-def view_users(graph_module: fx.GraphModule, node: fx.Node) -> list[fx.Node]:
-    """The users of a constant, seen through views that :func:`read` sees through too."""
-    users = []
-    for user in node.users:
-        if _swaps(user) is not None:
-            users += view_users(graph_module, user)
-        else:
-            users.append(user)
-    return users
-
-
 def _read_module(graph_module: fx.GraphModule, node: fx.Node) -> Operands | None:
     module = graph_module.get_submodule(str(node.target))
     if not is_plain_linear(module) and not (

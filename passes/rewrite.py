@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -10,6 +11,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fxsparse import ops
 from fxsparse.packing import SUFFIX
+from fxsparse.weight_view import stand_in
 
 from .between import is_brief
 from .normalise import attribute, read
@@ -21,7 +23,7 @@ def mark(weight: Weight, decision: Decision) -> None:
     shape = decision.shape[::-1] if weight.transposed else decision.shape
     call = Call(shape[0], shape[1], decision.dtype, decision.threads or 0)
     for site in weight.sites:
-        if site.node is not None:
+        if site.node is not None and META in site.node.meta:
             site.node.meta[META] = replace(site.node.meta[META], call=call)
 
 
@@ -29,7 +31,15 @@ class Rewrite(PassBase):
     """Replaces every marked node by ``torch.ops.fxsparse.linear``; views left without use go.
 
     Runs after the packed weights are installed. A call that another one follows, with nothing
-    between them that needs torch's threads, says so with ``more``."""
+    between them that needs torch's threads, says so with ``more``.
+
+    ``threads`` has the most threads of each packed weight by its path, which begins with ``prefix``
+    for those of the graph module."""
+
+    def __init__(self, prefix: str, threads: Mapping[str, int]) -> None:
+        super().__init__()
+        self.prefix = prefix
+        self.threads = threads
 
     def call(self, graph_module: fx.GraphModule) -> PassResult:
         modified = False
@@ -38,9 +48,11 @@ class Rewrite(PassBase):
             if multiply is not None and multiply.call is not None:
                 self._replace(graph_module, node, multiply.call)
                 modified = True
-        for node in reversed(list(graph_module.graph.nodes) if modified else []):
-            if node.op == "get_attr" and not node.users:  # of one only the shape was read
-                graph_module.graph.erase_node(node)
+        for node in list(graph_module.graph.nodes):
+            if node.op == "get_attr" and _is_packed(graph_module, str(node.target)):
+                most = self.threads.get(f"{self.prefix}{node.target}", 0)
+                _stand_in(graph_module.graph, node, most)
+                modified = True
         if modified:
             _tell_what_follows(graph_module)
         return PassResult(graph_module, modified)
@@ -78,6 +90,22 @@ class Rewrite(PassBase):
         graph.erase_node(node)
         for used in inputs:
             _erase_unused_view(graph, used)
+
+
+def _is_packed(graph_module: fx.GraphModule, path: str) -> bool:
+    """Whether the constant at ``path`` was packed, and stands nowhere or is a stand-in itself."""
+    is_dense = type(attribute(graph_module, path)) in (torch.Tensor, torch.nn.Parameter)
+    return not is_dense and attribute(graph_module, path + SUFFIX) is not None
+
+
+def _stand_in(graph: fx.Graph, node: fx.Node, threads: int) -> None:
+    """What still uses a packed constant gets its stand-in; where nothing does (of one only the shape
+    was read) the node goes."""
+    if node.users:
+        with graph.inserting_before(node):
+            packed = graph.create_node("get_attr", f"{node.target}{SUFFIX}")
+            node.replace_all_uses_with(graph.call_function(stand_in, (packed, threads)))
+    graph.erase_node(node)
 
 
 def _tell_what_follows(graph_module: fx.GraphModule) -> None:

@@ -1,5 +1,7 @@
 """Every spelling of a multiply by a constant weight, against the dense model."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -44,15 +46,28 @@ SPELLINGS = {
     "used twice": ((64, 64), lambda self, x: F.linear(F.linear(x, self.w).relu(), self.w, None)),
     "dtype read": ((48, 64), lambda self, x: F.linear(x.to(self.w.dtype), self.w)),
 }
+#: Multiplies that stay nodes of their own: the weight's stand-in makes them calls of the operator.
+BY_STAND_IN = {
+    "w @ x": ((48, 5), lambda self, x: self.w @ x),
+    "addmm with alpha": ((64, 48), lambda self, x: torch.addmm(self.b, x, self.w, alpha=2)),
+    "einsum": ((48, 64), lambda self, x: torch.einsum("bk,nk->bn", x, self.w)),
+    "einsum, x @ w": ((64, 48), lambda self, x: torch.einsum("kn,bk->nb", self.w, x)),
+    "tensordot": ((64, 48), lambda self, x: torch.tensordot(x, self.w, dims=1)),
+    "inner": ((48, 64), lambda self, x: torch.inner(x, self.w)),
+    "mv": ((48, 64), lambda self, x: torch.mv(self.w, x.sum(0))),
+    "embedding": ((64, 48), lambda self, x: F.embedding(x.argmax(-1), self.w) @ self.w.t()),
+    "bmm": ((3, 64, 48), lambda self, x: torch.bmm(x.expand(3, 5, 64), self.w)),
+    "bmm of the transpose": (
+        (3, 48, 64),
+        lambda self, x: torch.bmm(x.expand(3, 5, 64), self.w.transpose(1, 2)),
+    ),
+    "one of three": ((3, 48, 64), lambda self, x: F.linear(x, self.w[1]) + F.linear(x, self.w[2])),
+    "one of three, transposed": ((3, 64, 48), lambda self, x: x @ self.w[1]),
+    "einsum of three": ((3, 48, 64), lambda self, x: torch.einsum("bk,enk->ben", x, self.w)),
+}
+
 #: Multiplies that are not rewritten: they stay as they are, and the report says why.
 KEPT = {
-    "w @ x": ((48, 5), lambda self, x: self.w @ x, "forward"),
-    "addmm with alpha": (
-        (64, 48),
-        lambda self, x: torch.addmm(self.b, x, self.w, alpha=2),
-        "addmm",
-    ),
-    "einsum": ((48, 64), lambda self, x: torch.einsum("bk,nk->bn", x, self.w), "einsum"),
     "multiplied and read": (
         (64, 64),
         lambda self, x: F.linear(x, self.w) * self.w.sum(),
@@ -70,7 +85,7 @@ KEPT = {
 class Spelled(nn.Module):
     def __init__(self, shape, forward, buffer=False):
         super().__init__()
-        weight = sparse_weight(*shape)
+        weight = sparse_weight(math.prod(shape[:-1]), shape[-1]).view(shape)
         if buffer:
             self.register_buffer("w", weight)
         else:
@@ -97,6 +112,22 @@ def test_spelling_is_rewritten(name, buffer):
     assert dense.state_dict().keys() == model.state_dict().keys()
     assert torch.equal(dense.w, model.w) and isinstance(dense.w, nn.Parameter) is not buffer
     torch.testing.assert_close(dense(x), model(x))
+
+
+@pytest.mark.parametrize("name", BY_STAND_IN)
+def test_other_spellings_run_by_the_stand_in(name, monkeypatch):
+    shape, forward = BY_STAND_IN[name]
+    model = Spelled(shape, forward)
+    sparse = fxsparse.compile(model, min_elements=0, capture="trace")
+    assert [row.status for row in sparse.report.rows if row.path == "w"] == ["sparse"]
+    x = torch.randn(5, 64)
+    expected = model(x)
+    with monkeypatch.context() as patch:
+        patch.setattr("fxsparse.weight_view.unpack", None)  # no dense weight is rebuilt
+        torch.testing.assert_close(sparse(x), expected)
+    dense = fxsparse.to_dense(sparse)
+    assert torch.equal(dense.w, model.w)
+    torch.testing.assert_close(dense(x), expected)
 
 
 @pytest.mark.parametrize("name", KEPT)
