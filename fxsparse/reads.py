@@ -40,11 +40,11 @@ LOOK_UPS = frozenset(["embedding"])
 _FACTS = frozenset(
     ["dtype", "device", "shape", "ndim", "layout", "is_cuda", "requires_grad", "itemsize"]
 )
-_FACT_METHODS = frozenset(
-    ["size", "dim", "numel", "type", "is_floating_point", "stride", "get_device"]
-)
+_FACT_METHODS = frozenset(["size", "dim", "numel", "is_floating_point", "stride", "get_device"])
 #: Methods that keep the matrix, and those that transpose it.
-_SAME = frozenset(["to", "type_as", "contiguous", "detach", "float", "squeeze", "unsqueeze"])
+_SAME = frozenset(
+    ["to", "type", "type_as", "contiguous", "detach", "float", "squeeze", "unsqueeze"]
+)
 _SWAPS = frozenset(["t", "transpose", "permute", "swapaxes", "T", "mT"])
 
 #: Methods that build a module or describe it, not run it.
@@ -62,6 +62,7 @@ class Reads:
 
     swapped: list[bool] = field(default_factory=list)
     looked_up: bool = False
+    calls_super: bool = False  #: ``super().forward`` runs, which may use it too
     cuts: list[ast.expr] = field(default_factory=list)
 
     def blocks(self, module: object) -> int:
@@ -129,6 +130,8 @@ class _Finder:
                 if not isinstance(node.ctx, ast.Load):
                     raise Unknown(ast.unparse(self.parents[id(node)]))
                 self._follow(node, False, found, set())
+            elif _is_super_forward(node):
+                found.calls_super = True
             elif (
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Name)
@@ -239,6 +242,16 @@ def _einsum_swaps(equation: str, operand: int) -> bool:
     if not output or operand >= len(terms) or not terms[operand][-1:].isalpha():
         raise Unknown(f"einsum({equation!r})")
     return terms[operand][-1] in output
+
+
+def _is_super_forward(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr == "forward"
+        and isinstance(node.value, ast.Call)
+        and isinstance(node.value.func, ast.Name)
+        and node.value.func.id == "super"
+    )
 
 
 def _is_self(node: ast.AST) -> bool:

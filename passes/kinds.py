@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -123,8 +123,8 @@ def _linear_weights(module: nn.Linear) -> list[OwnWeight]:
         reason = f"this {kind.__name__} is more than an nn.Linear"
     else:
         reads = _how_read(module, "weight")
-        if isinstance(reads, Reads) and kind.forward is nn.Linear.forward:
-            reads = Reads([*reads.swapped, False])
+        if isinstance(reads, Reads) and (kind.forward is nn.Linear.forward or reads.calls_super):
+            reads = replace(reads, swapped=[*reads.swapped, False])
         own = _read_weight(module, "weight", "nn.Linear", reads)
         rest = [name for name in _matrices(module) if name != "weight"]
         return [
