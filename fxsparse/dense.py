@@ -12,6 +12,7 @@ from .clone import share_clone
 from .modules import SparseLinear
 from .packing import SUFFIX, header, unpack
 from .passes.collect import graphs
+from .recurrent import SparseRecurrent
 from .state import packed_names, release_packed
 from .weight_view import stand_in
 
@@ -91,6 +92,10 @@ def _restore(module: torch.nn.Module, dense: dict[int, torch.Tensor]) -> None:
         if isinstance(module, SparseLinear):
             assert isinstance(weight, torch.nn.Parameter)
             module.restore(weight)
+            continue
+        if isinstance(module, SparseRecurrent):
+            assert isinstance(weight, torch.nn.Parameter)
+            module.restore(attribute, weight)
             continue
         del module._buffers[name]
         module.__dict__.pop(attribute, None)  # a stand-in

@@ -24,6 +24,13 @@ STATE_HOOKS = (
 )
 
 
+def own_dicts(module: torch.nn.Module) -> None:
+    """Give a module its own dicts of parameters, hooks, ...: a shallow copy of a module shares them."""
+    for key, value in module.__dict__.items():
+        if isinstance(value, dict):
+            module.__dict__[key] = copy.copy(value)
+
+
 class SparseLinear(torch.nn.Linear):
     """``y = x @ W.T + bias`` with ``W`` in packed form.
 
@@ -88,9 +95,7 @@ class SparseLinear(torch.nn.Linear):
     @staticmethod
     def convert(linear: torch.nn.Linear, packed: torch.Tensor, threads: int | None) -> None:
         """Make an ``nn.Linear`` a ``SparseLinear`` in place: whoever holds it, holds the new one."""
-        for key, value in linear.__dict__.items():
-            if isinstance(value, dict):  # a shallow copy of a module shares them
-                linear.__dict__[key] = copy.copy(value)
+        own_dicts(linear)
         del linear._parameters["weight"]
         linear.__class__ = SparseLinear
         linear._hold(packed, threads)  # type: ignore[operator]

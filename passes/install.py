@@ -6,19 +6,20 @@ import torch
 
 from fxsparse.modules import SparseLinear
 from fxsparse.packing import SUFFIX, pack
+from fxsparse.recurrent import SparseRecurrent
 from fxsparse.state import guard_packed
 from fxsparse.weight_view import WeightView
 
-from .kinds import is_linear
+from .kinds import is_linear, is_recurrent
 from .record import Decision, Weight
 
 
 def install(weight: Weight, decision: Decision, runs_itself: set[int]) -> None:
     """Pack one weight, put it in the dense one's place and let go of that.
 
-    Linears change in place. Any other owner gets the packed buffer; where its own forward reads the
-    weight (or its id is in ``runs_itself``) also a :class:`WeightView` under the weight's name. An
-    error leaves every owner as it was.
+    Linears and recurrent modules change in place. Any other owner gets the packed buffer; where its
+    own forward reads the weight (or its id is in ``runs_itself``) also a :class:`WeightView` under the
+    weight's name. An error leaves every owner as it was.
     """
     assert weight.tensor is not None
     packed = pack(
@@ -35,6 +36,9 @@ def install(weight: Weight, decision: Decision, runs_itself: set[int]) -> None:
         if name == "weight" and is_linear(owner):
             assert isinstance(owner, torch.nn.Linear)
             SparseLinear.convert(owner, packed, decision.threads)
+            continue
+        if is_recurrent(owner):
+            SparseRecurrent.convert(owner, name, packed, decision.threads)
             continue
         owner._parameters.pop(name, None)
         owner._buffers.pop(name, None)

@@ -12,14 +12,13 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from fxsparse.modules import HOOKS, STATE_HOOKS
 from fxsparse.reads import Reads, how_read
+from fxsparse.recurrent import CELL_NAMES, SPARSE_CLASSES, SparseRecurrent
 from fxsparse.source import reads_parameters
 
 #: Modules whose weights are reported and kept: class, name of the operation, reason.
 KEPT: tuple[tuple[type[nn.Module], str, str], ...] = (
     (nn.Bilinear, "bilinear", "nn.Bilinear is not a plain matrix multiply"),
     (nn.modules.conv._ConvNd, "conv", "convolutions are not rewritten yet"),
-    (nn.RNNBase, "rnn", "recurrent layers are not rewritten yet"),
-    (nn.RNNCellBase, "rnn", "recurrent cells are not rewritten yet"),
 )
 
 
@@ -56,6 +55,18 @@ def is_linear(module: nn.Module) -> bool:
     return bias is None or (tuple(bias.shape) == weight.shape[:1] and bias.dtype == weight.dtype)
 
 
+def is_recurrent(module: nn.Module) -> bool:
+    """Whether a module is one of torch's recurrent layers or cells and nothing more, packed or not."""
+    if isinstance(module, SparseRecurrent):
+        return True
+    if type(module) not in SPARSE_CLASSES or "forward" in module.__dict__:
+        return False
+    if any(getattr(module, hooks, None) for hooks in STATE_HOOKS):
+        return False
+    names = getattr(module, "_flat_weights_names", CELL_NAMES)
+    return set(module._parameters) == set(names) and not module._buffers and not module._modules
+
+
 def is_plain_linear(module: nn.Module) -> bool:
     """A linear that no hook observes: a node can take its place."""
     return is_linear(module) and not has_hooks(module)
@@ -86,6 +97,8 @@ def module_weights(
         return [OwnWeight("weight", "nn.Linear")]
     if isinstance(module, nn.Linear):
         return _linear_weights(module)
+    if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
+        return _recurrent_weights(module)
     for cls, op, reason in KEPT:
         if isinstance(module, cls):
             return [OwnWeight(name, op, reason) for name in _matrices(module)]
@@ -132,6 +145,13 @@ def _linear_weights(module: nn.Linear) -> list[OwnWeight]:
             *(_read_weight(module, name, "nn.Linear", _how_read(module, name)) for name in rest),
         ]
     return [OwnWeight(name, "nn.Linear", reason) for name in _matrices(module)]
+
+
+def _recurrent_weights(module: nn.Module) -> list[OwnWeight]:
+    kind = type(module)
+    base = next((cls for cls in kind.__mro__ if cls in SPARSE_CLASSES), nn.RNNBase).__name__
+    reason = None if is_recurrent(module) else f"this {kind.__name__} is more than an nn.{base}"
+    return [OwnWeight(name, f"nn.{base}", reason) for name in _matrices(module)]
 
 
 def _attention_weights(module: nn.MultiheadAttention) -> list[OwnWeight]:
