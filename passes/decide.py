@@ -6,16 +6,19 @@ import torch
 
 from fxsparse.cost import (
     SPEED_MATTERS,
+    STEP_NS,
     Choice,
     break_even_sparsity,
     choose,
     slowest_batch,
     smallest_sparsity,
+    speedup,
 )
 from fxsparse.memory import tensor_bytes
 from fxsparse.options import Options, matches
 from fxsparse.packing import count_nonzeros, describe, packed_bytes, unreadable
 
+from .kinds import LAYER_NAMES
 from .record import Decision, Weight
 
 
@@ -39,7 +42,8 @@ def decide(weight: Weight, options: Options) -> Decision:
             prefer=options.prefer,
             by_rows=weight.looked_up,
         )
-        reason = _too_dense(tensor, (rows, cols), nnz // count, choice, count, options)
+        call_ns = STEP_NS if weight.op in LAYER_NAMES else 0
+        reason = _too_dense(tensor, (rows, cols), nnz // count, choice, count, call_ns, options)
         if reason is None:
             headers = describe(
                 tensor,
@@ -97,6 +101,7 @@ def _too_dense(
     nnz: int,
     choice: Choice,
     count: int,
+    call_ns: float,
     options: Options,
 ) -> str | None:
     """Why a weight of ``count`` matrices stays dense that could be packed; None if it is packed."""
@@ -117,12 +122,14 @@ def _too_dense(
         return None
     if elements < SPEED_MATTERS:
         return f"prefer='latency': with {elements} elements the call costs more than the multiply"
-    batch, gain = options.batch_hint, choice.speedup
+    batch = options.batch_hint
     if batch is None:
-        batch, gain = slowest_batch(shape, nnz, choice.format)
+        batch, gain = slowest_batch(shape, nnz, choice.format, call_ns)
+    else:
+        gain = speedup(shape, nnz, choice.format, batch, call_ns)
     if gain >= 1:
         return None
-    even = break_even_sparsity(shape, batch)
+    even = break_even_sparsity(shape, batch, call_ns)
     return (
         f"prefer='latency': for {batch} rows {gain:.2g} times the speed of dense is expected "
         f"({choice.format}); faster than dense from {_percent(even)} zeros on"

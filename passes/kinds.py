@@ -22,6 +22,10 @@ KEPT: tuple[tuple[type[nn.Module], str, str], ...] = (
 )
 
 
+#: Recurrent layers, by the name of their operation: they multiply once for each step.
+LAYER_NAMES = frozenset(["nn.LSTM", "nn.GRU", "nn.RNN"])
+
+
 @dataclass(frozen=True)
 class OwnWeight:
     """A weight that a module holds: which operation it serves, and how its forward uses it.

@@ -590,3 +590,12 @@ def test_export_sees_the_operator(name):
     same(exported.module()(x), dense(x))
     assert "fxsparse.linear" in str(exported.graph)
     assert "unpack" not in str(exported.graph)
+
+
+def test_prefer_latency_reckons_with_the_steps():
+    small, large = prune(nn.LSTM(256, 256)), prune(nn.LSTM(1024, 1024))
+    with pytest.warns(fxsparse.NothingRewrittenWarning):
+        report = fxsparse.compile(small, prefer="latency", batch_hint=1).report
+    assert all("the speed of dense is expected" in row.reason for row in report.rows)
+    report = fxsparse.compile(large, prefer="latency", batch_hint=1).report
+    assert [row.status for row in report.rows] == ["sparse", "sparse"]
