@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from .audit import objection
 from .clone import share_clone
 from .errors import CaptureError
 from .graph_module import SparseGraphModule
+from .submodules import trace_submodules
 from .tracer import WatchedTracer
 from .trust import OPTIONAL, doubts_before_tracing
 
@@ -28,11 +29,13 @@ class Captured:
     """What the passes work on.
 
     ``trees`` are the module trees whose weights are replaced: the result's, and the model's own
-    where a graph of it is made in place. ``note`` says why the model was not traced as a whole.
+    where a graph of it is made in place. ``note`` says why the model was not traced as a whole;
+    ``graphs`` are those of its submodules, by path, where it was not.
     """
 
     trees: list[torch.nn.Module]
     note: str | None = None
+    graphs: dict[str, fx.GraphModule] = field(default_factory=dict)
 
     @property
     def root(self) -> torch.nn.Module:
@@ -53,7 +56,7 @@ def capture(
     inputs; where given, it decides on traces that only their optional arguments put in doubt.
     """
     if how == "modules":
-        return Captured([own])
+        return _by_modules(own)
     doubts = []
     if how == "auto" and callable(getattr(own, "generate", None)):
         doubts.append("the model has generate(), which a graph would lose")
@@ -71,7 +74,12 @@ def capture(
             f"{_text(doubts)}. Use capture='auto' or 'modules'"
             + (", or give example_inputs" if doubts == [OPTIONAL] else "")
         )
-    return Captured([own], _text(doubts))
+    return _by_modules(own, _text(doubts))
+
+
+def _by_modules(own: torch.nn.Module, note: str | None = None) -> Captured:
+    graphs = trace_submodules(own, lambda module: trace(module)[0])
+    return Captured([own, *graphs.values()], note, graphs)
 
 
 def _text(doubts: list[str]) -> str:

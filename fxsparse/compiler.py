@@ -28,6 +28,7 @@ from .passes.record import Decision, Weight
 from .passes.rewrite import Rewrite, mark
 from .report import RewriteReport
 from .rows import report_row
+from .submodules import attach
 from .verify import Reference, check_inputs
 
 
@@ -188,7 +189,7 @@ class _Request:
         """Capture and decide. Changes nothing."""
         equals = self.reference.equals if self.reference else None
         captured = capture_model(own, self.capture, inplace, equals)
-        weights = collect(captured.trees)
+        weights = collect(captured.trees, captured.graphs)
         paths = [path for weight in weights for path in (weight.path, *weight.aliases)]
         self.options.check_patterns(paths)
         weights = [w for w in weights if not w.only_looked_up or self.options.asks_for(w.path)]
@@ -248,8 +249,12 @@ def _apply(plan: _Plan) -> torch.nn.Module:
 
     After an error every weight is dense or packed, and each graph says which.
     """
-    result, *own = plan.captured.trees
-    runs_itself = {id(module) for tree in own for module in tree.modules()}
+    result, *others = plan.captured.trees
+    # Modules whose own forward may run: of the model that a graph was made of in place, and those
+    # whose graph is only the faster way.
+    runs_itself = {id(module) for tree in others for module in tree.modules()}
+    for path in plan.captured.graphs:
+        runs_itself |= {id(module) for module in result.get_submodule(path).modules()}
     freed = 0
     threads: dict[str, int] = {}
     try:
@@ -264,10 +269,15 @@ def _apply(plan: _Plan) -> torch.nn.Module:
                 release_free_memory()
                 freed = 0
     finally:
-        for path, graph_module in result.named_modules():
-            if isinstance(graph_module, fx.GraphModule):
-                PassManager([Rewrite(f"{path}." if path else "", threads)])(graph_module)
-                graph_module.recompile()
+        rewritten = {}
+        for path, graph_module in [*result.named_modules(), *plan.captured.graphs.items()]:
+            if not isinstance(graph_module, fx.GraphModule):
+                continue
+            rewrite = PassManager([Rewrite(f"{path}." if path else "", threads)])
+            if rewrite(graph_module).modified:
+                rewritten[path] = graph_module
+            graph_module.recompile()
+        attach(result, {p: g for p, g in rewritten.items() if p in plan.captured.graphs})
     return result
 
 

@@ -14,6 +14,7 @@ from .packing import SUFFIX, header, unpack
 from .passes.collect import graphs
 from .recurrent import SparseRecurrent
 from .state import packed_names, release_packed
+from .submodules import detach
 from .weight_view import stand_in
 
 
@@ -32,6 +33,7 @@ def to_dense(module: torch.nn.Module) -> torch.nn.Module:
             )
     packed = [m._buffers[name] for m in module.modules() for name in packed_names(m)]
     copy = share_clone(module, also=[p for p in packed if p is not None], share_parameters=False)
+    detach(copy)
     dense: dict[int, torch.Tensor] = {}
     for graph_module in graphs(copy):
         PassManager([Densify()])(graph_module)

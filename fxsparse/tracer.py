@@ -74,7 +74,13 @@ class WatchedTracer(fx.Tracer):
             sys.setprofile(outer)
 
     def _on_call(self, frame: types.FrameType, event: str, argument: Any) -> None:
-        if event == "call" and needs_audit(frame.f_code):
+        if event != "call" or not needs_audit(frame.f_code):
+            return
+        # fx looks through the attributes of a module for tensors: what they do then is not forward's.
+        asker: types.FrameType | None = frame
+        while asker is not None and asker.f_code.co_name == "__getattribute__":
+            asker = asker.f_back
+        if asker is not None and needs_audit(asker.f_code):
             self.codes.add(frame.f_code)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:

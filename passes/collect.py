@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import fx
@@ -62,14 +63,14 @@ class _Read:
     blocks: int = 0
 
 
-def collect(trees: list[torch.nn.Module]) -> list[Weight]:
+def collect(trees: list[torch.nn.Module], graphs: dict[str, fx.GraphModule]) -> list[Weight]:
     """The weights of ``trees[0]``, in the order of its parameters, each once whatever its names.
 
-    ``trees`` are all module trees that hold them.
+    ``trees`` are all module trees that hold them; ``graphs`` the graphs of submodules by path.
     """
     root = trees[0]
     reads: dict[str, list[_Read]] = {}
-    for found in _module_reads(root, "", None):
+    for found in _module_reads(root, "", None, graphs=graphs):
         reads.setdefault(found.path, []).append(found)
 
     groups: dict[int, list[tuple[str, torch.Tensor]]] = {}
@@ -153,8 +154,11 @@ def _module_reads(
     prefix: str,
     blocked: str | None,
     held_by: tuple[torch.nn.Module, str] | None = None,
+    graphs: Mapping[str, fx.GraphModule] = MappingProxyType({}),
 ) -> Iterator[_Read]:
     """Reads of a module that runs its own ``forward``; ``blocked``: a parent reads its weights too."""
+    if blocked is None:
+        module = graphs.get(prefix.rstrip("."), module)
     if isinstance(module, fx.GraphModule):
         yield from _graph_reads(module, prefix)
         return
@@ -175,7 +179,7 @@ def _module_reads(
     blocked = blocked or forward_reads_parameters(module)
     for name, child in module._modules.items():
         if child is not None:
-            yield from _module_reads(child, f"{prefix}{name}.", blocked, (module, name))
+            yield from _module_reads(child, f"{prefix}{name}.", blocked, (module, name), graphs)
 
 
 def _graph_reads(graph_module: fx.GraphModule, prefix: str) -> Iterator[_Read]:

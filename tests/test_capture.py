@@ -257,7 +257,7 @@ def test_matrices_of_a_forward_that_was_not_traced():
     _same(compiled, model, torch.randn(3, 64))
     rows = {row.path: row for row in compiled.report.rows}
     assert rows["block.w"].status == "sparse"
-    assert rows["block.added"].status == "dense" and "not traced" in rows["block.added"].reason
+    assert rows["block.added"].status == "dense" and "also read by" in rows["block.added"].reason
 
 
 def test_what_forward_does_not_use_is_kept():

@@ -1,0 +1,126 @@
+"""Graphs of the largest submodules that can be traced, where a model as a whole cannot.
+
+The submodule keeps its class, its attributes and its children; only its ``forward`` on the object
+becomes a :class:`GraphForward`. The graph is a faster way, not the only one: where somebody has hooked
+or replaced a child since, the class's own forward runs, over the packed children.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.graph_module import _forward_from_src
+from torch.nn.modules import module as torch_module
+
+from .modules import HOOKS
+from .trust import doubts_before_tracing
+
+_GLOBAL_HOOKS = [
+    getattr(torch_module, name)
+    for name in ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
+]
+
+
+class GraphForward:
+    """The ``forward`` of one module by its rewritten graph."""
+
+    def __init__(self, owner: torch.nn.Module, graph: fx.Graph) -> None:
+        self.owner = owner
+        self.graph: fx.Graph | None = graph
+        modules = [m for m in owner.modules() if m is not owner]
+        self.hooks = [getattr(module, hooks) for module in modules for hooks in HOOKS]
+        self.children = [(m._modules, tuple(m._modules.values())) for m in owner.modules()]
+        self.run = _function(graph)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.stands():
+            return type(self.owner).forward(self.owner, *args, **kwargs)
+        return self.run(self.owner, *args, **kwargs)
+
+    def stands(self) -> bool:
+        """Whether nothing below the module was hooked or replaced since it was traced."""
+        if self.graph is None or any(_GLOBAL_HOOKS) or any(self.hooks):
+            return False
+        return all(tuple(now.values()) == then for now, then in self.children)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        bound = type(self.owner).forward.__get__(self.owner)
+        return inspect.signature(bound)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GraphForward:
+        result = GraphForward.__new__(GraphForward)
+        memo[id(self)] = result
+        result.owner = copy.deepcopy(self.owner, memo)
+        result.graph = copy.deepcopy(self.graph)
+        result.hooks = copy.deepcopy(self.hooks, memo)
+        result.children = copy.deepcopy(self.children, memo)
+        result.run = self.run
+        return result
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _without_graph, (), {"owner": self.owner}
+
+
+def _without_graph() -> GraphForward:
+    """What pickle makes again: the class's own forward."""
+    result = GraphForward.__new__(GraphForward)
+    result.graph = None
+    return result
+
+
+def _function(graph: fx.Graph) -> Callable[..., Any]:
+    code = graph.python_code("self")
+    return _forward_from_src(code.src, code.globals)
+
+
+def trace_submodules(
+    root: torch.nn.Module, trace: Callable[[torch.nn.Module], fx.GraphModule | None]
+) -> dict[str, fx.GraphModule]:
+    """The graph modules that ``trace`` makes of the largest submodules of ``root``, by their paths."""
+    return dict(_trace_children(root, "", trace, set()))
+
+
+def _trace_children(
+    module: torch.nn.Module,
+    prefix: str,
+    trace: Callable[[torch.nn.Module], fx.GraphModule | None],
+    seen: set[int],
+) -> Iterator[tuple[str, fx.GraphModule]]:
+    for name, child in module._modules.items():
+        if child is None or id(child) in seen:
+            continue
+        seen.add(id(child))
+        path = prefix + name
+        traced = trace(child) if _is_worth_tracing(child) else None
+        if traced is None:
+            yield from _trace_children(child, f"{path}.", trace, seen)
+        else:
+            yield path, traced
+
+
+def _is_worth_tracing(module: torch.nn.Module) -> bool:
+    """Whether a module multiplies by some matrix, and nothing speaks against a trace beforehand."""
+    known = type(module).__module__.startswith("torch.") and type(module) is not torch.nn.Sequential
+    if known or isinstance(module, fx.GraphModule) or "forward" in module.__dict__:
+        return False
+    return any(p.dim() >= 2 for p in module.parameters()) and not doubts_before_tracing(module)
+
+
+def attach(root: torch.nn.Module, graphs: dict[str, fx.GraphModule]) -> None:
+    """Have the submodules of ``root`` run by these rewritten graphs."""
+    for path, graph_module in graphs.items():
+        owner = root.get_submodule(path)
+        owner.__dict__["forward"] = GraphForward(owner, graph_module.graph)
+
+
+def detach(root: torch.nn.Module) -> None:
+    """Take back :func:`attach`."""
+    for module in root.modules():
+        if isinstance(module.__dict__.get("forward"), GraphForward):
+            del module.__dict__["forward"]
