@@ -54,6 +54,7 @@ class Layer:
     cols: int
     batch: int
     zeros: float
+    format: str = "csr"
 
     def __post_init__(self) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -61,7 +62,7 @@ class Layer:
         self.weight = weight.where(
             torch.rand(weight.shape, generator=generator) >= self.zeros, torch.tensor(0.0)
         )
-        self.packed = pack(self.weight, format="csr")
+        self.packed = pack(self.weight, format=self.format)
         self.bias = torch.randn(self.rows)
         self.x = torch.randn(self.batch, self.cols)
 
@@ -114,6 +115,36 @@ def speedup(args: argparse.Namespace) -> None:
     headers = ["1 thread", f"{args.threads} threads", "speed-up"]
     paused = [f"{name}, after a pause" for name in headers]
     print(tabulate(table, ["shape", "batch", *headers, *paused], tablefmt="github"))
+
+
+def bandwidth(args: argparse.Namespace) -> None:
+    """A single row against what memory, or the cache that holds the weight, gives: GB/s of a plain
+    sum over as many bytes, and of the multiplies. No packed form can go faster than the first."""
+    table = []
+    for shape in args.shapes:
+        layer = Layer(*map(int, shape.split("x")), 1, args.zeros, "tiles")
+        read = torch.ones(layer.packed.numel() // 4)
+        cells: list[object] = [shape, f"{layer.packed.numel() / 1e6:.1f}"]
+        for contender, tensor in (
+            (read.sum, read),
+            (layer.sparse, layer.packed),
+            (layer.dense, layer.weight),
+        ):
+            for threads in (1, args.threads):
+                torch.set_num_threads(threads)
+                fxsparse.set_num_threads(threads)
+                least = min(series(contender, args.repeats * args.rounds, 0))
+                cells.append(f"{tensor.numel() * tensor.element_size() / least / 1e3:.0f}")
+        table.append(cells)
+    fxsparse.set_num_threads(args.threads)
+    torch.set_num_threads(1)
+    names = [
+        f"{name}, {threads} threads"
+        for name in ("sum", "tiles", "dense")
+        for threads in (1, args.threads)
+    ]
+    print("\nGB/s at batch 1")
+    print(tabulate(table, ["shape", "MB packed", *names], tablefmt="github"))
 
 
 def alternate(args: argparse.Namespace) -> None:
@@ -170,6 +201,7 @@ def main() -> None:
         dispatch(args)
         idle()
         speedup(args)
+        bandwidth(args)
         alternate(args)
 
 
