@@ -6,8 +6,6 @@ the model's own class, whose modules are treated one by one.
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +15,7 @@ from torch import fx
 
 from .audit import objection
 from .clone import share_clone
+from .effects import watched
 from .errors import CaptureError
 from .graph_module import SparseGraphModule
 from .submodules import trace_submodules
@@ -94,67 +93,14 @@ def trace(model: torch.nn.Module) -> tuple[fx.GraphModule | None, list[str]]:
     tracer = WatchedTracer()
     try:
         scratch = share_clone(model)
-        before, numbers = _attributes(scratch), _random_numbers()
-        try:
-            with torch.random.fork_rng(devices=[]):
-                graph = tracer.trace(scratch)
-                drawn = _random_numbers() != numbers
-        finally:
-            _restore_random_numbers(numbers)
-        after = _attributes(scratch)
+        with watched(scratch) as effects:
+            graph = tracer.trace(scratch)
         doubts = [*tracer.doubts, *filter(None, map(objection, tracer.codes))]
-        if drawn:
-            doubts.append("forward draws random numbers outside the graph")
-        changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-        doubts += [f"forward changes {name!r}" for name in changed[:3]]
+        doubts += [f"forward {effect}, which a graph would not" for effect in effects]
         return (None, doubts) if doubts else (_graph_module(graph, model), [])
     except Exception as error:
         text = (str(error).splitlines() or [""])[0][:200]
         return None, [f"symbolic_trace fails: {type(error).__name__}: {text}"]
-
-
-def _random_numbers() -> tuple[Any, ...]:
-    """The states of the generators that forward may draw from while it is traced."""
-    numpy = sys.modules.get("numpy")
-    state = numpy.random.get_state() if numpy is not None else ()
-    return (
-        torch.get_rng_state().tolist(),
-        random.getstate(),
-        tuple(part.tolist() if hasattr(part, "tolist") else part for part in state),
-    )
-
-
-def _restore_random_numbers(states: tuple[Any, ...]) -> None:
-    random.setstate(states[1])
-    if states[2]:
-        sys.modules["numpy"].random.set_state(states[2])
-
-
-def _attributes(root: torch.nn.Module) -> dict[str, int]:
-    """A hash of the identity of every attribute of every module, one level into containers."""
-
-    def identity(value: Any) -> Any:
-        if isinstance(value, dict):
-            return (
-                id(value),
-                *((k if isinstance(k, str) else id(k), id(v)) for k, v in value.items()),
-            )
-        if isinstance(value, (list, tuple, set)):
-            return (id(value), *map(id, value))
-        if isinstance(value, torch.Tensor):
-            return id(value), value._version
-        return value if isinstance(value, (int, float, str, bool)) else id(value)
-
-    return {
-        f"{name}.{key}".lstrip("."): hash(identity(value))
-        for name, module in root.named_modules()
-        for key, value in module.__dict__.items()
-        if not _is_empty(value)
-    }
-
-
-def _is_empty(value: Any) -> bool:
-    return value is None or (isinstance(value, (dict, list, set)) and not value)
 
 
 def _resolve(root: torch.nn.Module, path: str) -> Any:

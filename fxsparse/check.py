@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 
+from .modules import HOOKS
 from .state import packed_names
 
 
 def unwrap(model: object) -> torch.nn.Module:
     """The module inside DataParallel, DistributedDataParallel and ``torch.compile`` wrappers."""
-    wrappers: list[type] = [torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel]
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # its import takes a second
-    if dynamo is not None:
-        wrappers.append(dynamo.OptimizedModule)
-    while isinstance(model, tuple(wrappers)):
-        model = getattr(model, "_orig_mod", None) or getattr(model, "module")  # noqa: B009
+    while _is_wrapper(model):
+        _check_hooks("the model", model)
+        model = _inside(model)
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError(
             f"expected a Python nn.Module, got a {type(model).__name__}: compile the model before it is "
@@ -25,6 +24,32 @@ def unwrap(model: object) -> torch.nn.Module:
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"expected an nn.Module, got {type(model).__name__}")
     return model
+
+
+def unwrap_children(model: torch.nn.Module) -> None:
+    """Take the same wrappers off below ``model``, in place."""
+    for module in list(model.modules()):
+        for name, child in list(module._modules.items()):
+            while _is_wrapper(child):
+                module._modules[name] = child = _inside(child)
+
+
+def _is_wrapper(module: object) -> bool:
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # its import takes a second
+    parallel = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
+    return isinstance(module, parallel if dynamo is None else (*parallel, dynamo.OptimizedModule))
+
+
+def _inside(wrapper: Any) -> Any:
+    return wrapper._modules.get("_orig_mod", wrapper._modules.get("module"))
+
+
+def _check_hooks(path: str, wrapper: Any) -> None:
+    if any(getattr(wrapper, hooks) for hooks in HOOKS):
+        raise ValueError(
+            f"{path} is wrapped in {type(wrapper).__name__}, which has hooks of its own: they would be "
+            "lost with the wrapper; register them on the module inside"
+        )
 
 
 def check_model(model: torch.nn.Module) -> None:
@@ -40,6 +65,8 @@ def check_model(model: torch.nn.Module) -> None:
             raise ValueError(
                 f"{path or 'the model'} is sharded (FSDP): gather the full model first"
             )
+        if _is_wrapper(module):
+            _check_hooks(path, module)
         if names := packed_names(module):
             raise ValueError(
                 f"{f'{path}.{names[0]}'.lstrip('.')} is packed already: expected a dense model; "

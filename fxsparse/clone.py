@@ -17,7 +17,7 @@ def share_clone(
     """A deep copy that shares ``module``'s parameters and the tensors ``also``; buffers are copied.
 
     Tensors that ``deepcopy`` refuses (a pruned or weight-normed ``weight`` attribute with a graph
-    behind it) are detached. Raises :class:`CaptureError` where something else cannot be copied.
+    behind it, also in the list of a recurrent layer) are detached, those of sparse layouts cloned. Raises :class:`CaptureError` where something else cannot be copied.
     """
     memo: dict[int, object] = {id(tensor): tensor for tensor in also}
     if share_parameters:  # and buffers that are views of parameters
@@ -25,11 +25,15 @@ def share_clone(
         views = [b for b in module.buffers() if storages(b)[0][0] in memory]
         memo.update((id(buffer), buffer) for buffer in views)
     for submodule in module.modules():
-        if share_parameters:
-            memo.update((id(p), p) for p in submodule._parameters.values() if p is not None)
+        for tensor in [*submodule._parameters.values(), *submodule._buffers.values()]:
+            if isinstance(tensor, torch.nn.Parameter) and share_parameters:
+                memo[id(tensor)] = tensor
+            elif tensor is not None and tensor.layout != torch.strided:
+                memo.setdefault(id(tensor), _copy(tensor))
         for value in submodule.__dict__.values():
-            if isinstance(value, torch.Tensor) and not value.is_leaf:
-                memo[id(value)] = value.detach()
+            for tensor in value if isinstance(value, (list, tuple)) else [value]:
+                if isinstance(tensor, torch.Tensor) and not tensor.is_leaf:
+                    memo[id(tensor)] = tensor.detach()
     try:
         clone = copy.deepcopy(module, memo)
     except Exception as error:
@@ -39,3 +43,10 @@ def share_clone(
         ) from error
     clone._compiled_call_impl = None
     return clone
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    copied = tensor.detach().clone()
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(copied, requires_grad=tensor.requires_grad)
+    return copied

@@ -15,14 +15,14 @@ from torch.fx.passes.infra.pass_manager import PassManager
 
 from .capture import Captured
 from .capture import capture as capture_model
-from .check import check_model, unwrap
+from .check import check_model, unwrap, unwrap_children
 from .clone import share_clone
 from .errors import NothingRewrittenWarning
 from .memory import RELEASE_EVERY, module_bytes, release_free_memory
 from .options import Options, check_capture
 from .passes.collect import collect
 from .passes.decide import decide
-from .passes.fold import fold_masks, has_masks
+from .passes.fold import fold, needs_folding
 from .passes.install import install
 from .passes.record import Decision, Weight
 from .passes.rewrite import Rewrite, mark
@@ -52,7 +52,7 @@ def compile(
 
     Args:
         model: any ``nn.Module`` with its weights on the CPU. DataParallel, DDP and ``torch.compile``
-            wrappers are taken off; pruning masks of ``torch.nn.utils.prune`` are folded.
+            wrappers are taken off; pruning masks, parametrizations and norms of weights are folded.
         example_inputs: a tuple of positional or a dict of keyword inputs, to verify the result on
             (and to trust a trace of a model with optional arguments).
         threshold: a weight is a candidate when its fraction of exact zeros is at least this.
@@ -161,9 +161,10 @@ class _Request:
         if not inplace:
             plan = self.rehearse()
         else:
-            if has_masks(self.model):
-                self.rehearse()  # errors come before the masks are folded
-            fold_masks(self.model)
+            if needs_folding(self.model):
+                self.rehearse()  # errors come before weights are folded
+            unwrap_children(self.model)
+            fold(self.model)
             plan = self.plan(self.model, inplace=True)
         warned: list[tuple[type[Warning], str]] = [(UserWarning, text) for text in plan.conflicts]
         if not any(decision.sparse for decision in plan.decisions):
@@ -182,7 +183,8 @@ class _Request:
     def rehearse(self) -> _Plan:
         """The plan for a copy of the model that shares its weights."""
         copy = share_clone(self.model)
-        fold_masks(copy)
+        unwrap_children(copy)
+        fold(copy)
         return self.plan(copy, inplace=False)
 
     def plan(self, own: torch.nn.Module, inplace: bool) -> _Plan:

@@ -29,6 +29,12 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 #: The dtypes a weight can be packed from.
 DTYPES = frozenset(_NAMES)
 
+#: Layouts that a weight is packed from through a dense copy of it.
+_SPARSE_LAYOUTS = (
+    *(torch.sparse_coo, torch.sparse_csr, torch.sparse_csc),
+    *(torch.sparse_bsr, torch.sparse_bsc),
+)
+
 #: The first bytes of every packed weight (kernel/format/types.h).
 _MAGIC = b"fxsparse"
 
@@ -76,7 +82,7 @@ def is_packed(buffer: torch.Tensor) -> bool:
 
 def unreadable(weight: torch.Tensor) -> str | None:
     """Why the values of a tensor cannot be read from its memory; None where they can."""
-    if weight.layout != torch.strided:
+    if weight.layout != torch.strided and weight.layout not in _SPARSE_LAYOUTS:
         return f"already a {weight.layout} tensor: call .to_dense() before compile"
     if weight.device.type != "cpu":
         return f"it is on {weight.device}: expected a weight on the CPU"
@@ -84,9 +90,16 @@ def unreadable(weight: torch.Tensor) -> str | None:
         return (
             f"dtype {weight.dtype} is not supported: expected float32, float64, bfloat16 or float16"
         )
+    if weight.layout in _SPARSE_LAYOUTS:
+        return None
     if weight.is_neg() or weight.is_conj():
         return "it is a lazily negated view: call .resolve_neg() before compile"
     return _without_memory(weight)
+
+
+def strided(weight: torch.Tensor) -> torch.Tensor:
+    """The weight itself, or a dense copy of one of a sparse layout."""
+    return weight.detach().to_dense() if weight.layout in _SPARSE_LAYOUTS else weight
 
 
 def _without_memory(tensor: torch.Tensor) -> str | None:
@@ -102,8 +115,9 @@ def _without_memory(tensor: torch.Tensor) -> str | None:
 def count_nonzeros(weight: torch.Tensor) -> int:
     """Number of elements that are not (plus or minus) zero; NaN counts as nonzero.
 
-    ``weight`` is 2-D and not :func:`unreadable`.
+    ``weight`` is 2-D, of any layout, and not :func:`unreadable`.
     """
+    weight = strided(weight)
     rows, cols = weight.shape
     return _C.count_nonzeros(weight.data_ptr(), rows, cols, *weight.stride(), _NAMES[weight.dtype])
 
@@ -130,7 +144,8 @@ def describe(
     if (reason := unreadable(weight)) is not None:
         raise ValueError(f"expected a dense weight that can be packed: {reason}")
     flags = _TRANSPOSED * transposed | _BUFFER * is_buffer | _REQUIRES_GRAD * weight.requires_grad
-    return [_C.describe(*_dense(m, transposed), format, flags) for m in _matrices(weight, blocks)]
+    dense = strided(weight)
+    return [_C.describe(*_address(m, transposed), format, flags) for m in _matrices(dense, blocks)]
 
 
 def packed_bytes(headers: list[bytes], *, stacked: bool = False) -> int:
@@ -163,8 +178,8 @@ def pack(
     else:
         sizes = [_C.packed_bytes(header) for header in headers]
         packed, parts = begin_stack(sizes, flat=weight.dim() == 2)
-    for matrix, header, part in zip(_matrices(weight, blocks), headers, parts):
-        _C.pack(*_dense(matrix, transposed), header, part.data_ptr(), part.numel())
+    for matrix, header, part in zip(_matrices(strided(weight), blocks), headers, parts):
+        _C.pack(*_address(matrix, transposed), header, part.data_ptr(), part.numel())
     return packed
 
 
@@ -177,7 +192,7 @@ def _matrices(weight: torch.Tensor, blocks: int) -> tuple[torch.Tensor, ...]:
     return weight.unbind() if weight.dim() == 3 else weight.chunk(blocks)
 
 
-def _dense(weight: torch.Tensor, transposed: bool) -> tuple[int, int, int, int, int, str]:
+def _address(weight: torch.Tensor, transposed: bool) -> tuple[int, int, int, int, int, str]:
     """Address, sizes, strides and type of a weight as (out, in)."""
     (rows, cols), (row_stride, col_stride) = weight.shape, weight.stride()
     if transposed:

@@ -41,6 +41,9 @@ def doubts_before_tracing(model: torch.nn.Module) -> list[str]:
         where = path or "the model"
         if any(getattr(module, hooks, None) for hooks in (*HOOKS, *STATE_HOOKS)):
             doubts.append(f"{where} has hooks")
+        if isinstance(module, torch.jit.ScriptModule):
+            doubts.append(f"{where} is compiled by torch.jit")
+            continue
         if any(keyword.iskeyword(name) for name in module._modules):
             doubts.append(f"{where} has a child named by a keyword")
         if not path or not is_leaf(module, path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -13,6 +14,7 @@ from torch.fx.passes.infra.pass_manager import PassManager
 from fxsparse.memory import storages
 from fxsparse.packing import SUFFIX
 
+from .fold import unfolded
 from .kinds import (
     forward_reads_parameters,
     is_plain_linear,
@@ -84,11 +86,14 @@ def collect(trees: list[torch.nn.Module], graphs: dict[str, fx.GraphModule]) -> 
         groups.setdefault(_key(tensor), []).append((path, tensor))
 
     owners = _owners(trees)
+    uses = Counter(block for group in groups.values() for block in _blocks(group))
     weights = []
     for key, group in groups.items():
         readers = [r for path, _ in group for r in reads.get(path, [])]
         if any(r.listed for r in readers):
             weights.append(_weight(group, readers, owners.get(key, [])))
+            if any(uses[block] > 1 for block in _blocks(group)):
+                weights[-1].blocked = "shares the indices of its nonzeros with another tensor"
     return weights
 
 
@@ -107,9 +112,7 @@ def _weight(
     sites = [r.site for r in reads if r.site is not None]
     reason = next((r.reason for r in reads if r.reason is not None), None)
     blocks = {read.blocks for read in reads if read.site is not None}
-    views = {
-        (t.data_ptr(), t.shape, t.stride(), t.dtype) for _, t in group if t.layout == torch.strided
-    }
+    views = {_view(tensor) for _, tensor in group}
     multiplies = [site for site in sites if not site.lookup]
     if reason is None and len(views) > 1:
         reason = f"shares its memory with {group[1][0]!r} in another form"
@@ -130,8 +133,18 @@ def _has(module: torch.nn.Module, name: str) -> bool:
     return any(name in names for names in (module._buffers, module._parameters, module.__dict__))
 
 
+def _view(tensor: torch.Tensor) -> tuple:
+    if tensor.layout == torch.strided:
+        return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+    return tensor.layout, tensor.shape, tensor.dtype, *storages(tensor)
+
+
+def _blocks(group: list[tuple[str, torch.Tensor]]) -> set[int]:
+    return {address for _, tensor in group for address, size in storages(tensor) if size}
+
+
 def _key(tensor: torch.Tensor) -> int:
-    address, size = storages(tensor)[0]
+    address, size = storages(tensor)[-1]  # of its values, where it has indices too
     return address if size else id(tensor)
 
 
@@ -171,7 +184,7 @@ def _module_reads(
             yield _Read(path, kind, False, reason=f"also read by {kind} {prefix.rstrip('.')!r}")
             continue
         own = weights[name]
-        reason = blocked or own.reason
+        reason = blocked or unfolded.get(module, own.reason)
         site = None
         if reason is None:
             site = Site(prefix.rstrip("."), own.transposed, lookup=own.lookup)

@@ -16,7 +16,7 @@ from fxsparse.cost import (
 )
 from fxsparse.memory import tensor_bytes
 from fxsparse.options import Options, matches
-from fxsparse.packing import count_nonzeros, describe, packed_bytes, unreadable
+from fxsparse.packing import count_nonzeros, describe, packed_bytes, strided, unreadable
 
 from .kinds import LAYER_NAMES
 from .record import Decision, Weight
@@ -146,13 +146,11 @@ def _count(tensor: torch.Tensor) -> tuple[int, float]:
         return 0, 0.0
     tensor = tensor.detach()
     if unreadable(tensor) is None:
+        tensor = strided(tensor)
         nnz = count_nonzeros(tensor if tensor.dim() == 2 else tensor.reshape(1, -1))
-    elif tensor.layout == torch.sparse_coo:
-        nnz = tensor._nnz()
     else:
         try:
-            values = tensor if tensor.layout == torch.strided else tensor.values()
-            nnz = int(torch.count_nonzero(values.float() if values.is_floating_point() else values))
+            nnz = int(torch.count_nonzero(tensor.float() if tensor.is_floating_point() else tensor))
         except (NotImplementedError, RuntimeError):
             nnz = tensor.numel()
     return nnz, 1 - nnz / tensor.numel()

@@ -17,6 +17,7 @@ from fxsparse.source import reads_parameters
 
 #: Modules whose weights are reported and kept: class, name of the operation, reason.
 KEPT: tuple[tuple[type[nn.Module], str, str], ...] = (
+    (torch.jit.ScriptModule, "script", "torch.jit has compiled the module that reads it"),
     (nn.Bilinear, "bilinear", "nn.Bilinear is not a plain matrix multiply"),
     (nn.modules.conv._ConvNd, "conv", "convolutions are not rewritten yet"),
 )
@@ -83,8 +84,10 @@ def has_hooks(module: nn.Module) -> bool:
 def forward_reads_parameters(module: nn.Module) -> str | None:
     """Why the weights below a module must stay parameters; None where they need not."""
     kind = type(module)
+    if kind.__module__.startswith("torch."):
+        return None
     code = getattr(inspect.unwrap(kind.forward), "__code__", None)
-    if kind.__module__.startswith("torch.") or code is None:
+    if code is None:
         return None
     reads = reads_parameters(code)
     if reads == "first" and any(p.dim() < 2 for p in module.parameters()):

@@ -119,24 +119,6 @@ def test_a_lazy_model():
         fxsparse.compile(nn.Sequential(nn.LazyLinear(8)))
 
 
-def test_wrappers_are_taken_off(model):
-    x = torch.randn(3, 64)
-    for wrapped in (nn.DataParallel(model), torch.compile(model)):
-        sparse = fxsparse.compile(wrapped, min_elements=0)
-        assert [row.path for row in sparse.report.rows] == ["0.weight", "2.weight"]
-        torch.testing.assert_close(sparse(x), model(x))
-
-
-def test_distributed_data_parallel_is_taken_off(model, tmp_path):
-    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        sparse = fxsparse.compile(nn.parallel.DistributedDataParallel(model), min_elements=0)
-    finally:
-        torch.distributed.destroy_process_group()
-    assert sparse.report.rewritten == 2
-
-
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.int32, torch.float8_e4m3fn])
 def test_a_weight_of_another_dtype_stays(model, dtype):
     model[0].weight = nn.Parameter(model[0].weight.detach().to(dtype), requires_grad=False)
@@ -154,16 +136,6 @@ def test_a_quantized_module_stays(model):
     assert sparse.report.rewritten == 2
     x = torch.randn(3, 64)
     torch.testing.assert_close(sparse(x), both(x))
-
-
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
-def test_an_already_sparse_tensor_stays(model):
-    for layout in ("to_sparse", "to_sparse_csr"):
-        weight = getattr(model[0].weight.detach().to_dense(), layout)()
-        model[0].weight = nn.Parameter(weight)
-        report = fxsparse.compile(model, min_elements=0).report
-        assert "call .to_dense() before compile" in report.rows[0].reason
-        assert report.rewritten == 1
 
 
 def test_wrong_inputs_at_call_time(model):

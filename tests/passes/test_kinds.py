@@ -52,8 +52,16 @@ def _with_wide_bias():
     return linear
 
 
-def _parametrized():
-    return nn.utils.parametrizations.weight_norm(nn.Linear(64, 64))
+def _with_own_hook():
+    linear = nn.Linear(64, 64)
+    linear.raw = linear._parameters.pop("weight")
+    linear.register_forward_pre_hook(_doubled)
+    _doubled(linear, ())
+    return linear
+
+
+def _doubled(module, args):
+    module.weight = module.raw.detach() * 2
 
 
 def _with_frozen_weight():
@@ -68,7 +76,7 @@ MORE = {
     "mask": _with_mask,
     "parameter": _with_parameter,
     "wide bias": _with_wide_bias,
-    "parametrized": _parametrized,
+    "own hook": _with_own_hook,
     "buffer": _with_frozen_weight,
 }
 

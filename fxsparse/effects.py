@@ -1,0 +1,74 @@
+"""What running a module changes beside its result."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+@contextmanager
+def watched(root: torch.nn.Module) -> Iterator[list[str]]:
+    """Gives a list that says, after the block, what the block changed: attributes of the modules of
+    ``root``, and whether it drew random numbers. The generators are put back as they were."""
+    effects: list[str] = []
+    before, numbers = _attributes(root), _random_numbers()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield effects
+            if _random_numbers() != numbers:
+                effects.append("draws random numbers")
+    finally:
+        _restore_random_numbers(numbers)
+    after = _attributes(root)
+    changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    effects += [f"changes {name!r}" for name in changed[:3]]
+
+
+def _random_numbers() -> tuple[Any, ...]:
+    """The states of the generators that forward may draw from while it is traced."""
+    numpy = sys.modules.get("numpy")
+    state = numpy.random.get_state() if numpy is not None else ()
+    return (
+        torch.get_rng_state().tolist(),
+        random.getstate(),
+        tuple(part.tolist() if hasattr(part, "tolist") else part for part in state),
+    )
+
+
+def _restore_random_numbers(states: tuple[Any, ...]) -> None:
+    random.setstate(states[1])
+    if states[2]:
+        sys.modules["numpy"].random.set_state(states[2])
+
+
+def _attributes(root: torch.nn.Module) -> dict[str, int]:
+    """A hash of the identity of every attribute of every module, one level into containers."""
+
+    def identity(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return id(value), None if value.is_inference() else value._version
+        return value if isinstance(value, (int, float, str, bool)) else id(value)
+
+    def identities(value: Any) -> Any:
+        if isinstance(value, dict):
+            keys = (k if isinstance(k, str) else id(k) for k in value)
+            return id(value), *zip(keys, map(identity, value.values()))
+        if isinstance(value, (list, tuple, set)):
+            return id(value), *map(identity, value)
+        return identity(value)
+
+    return {
+        f"{name}.{key}".lstrip("."): hash(identities(value))
+        for name, module in root.named_modules()
+        for key, value in module.__dict__.items()
+        if not _is_empty(value)
+    }
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, (dict, list, set)) and not value)
