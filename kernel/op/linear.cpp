@@ -21,12 +21,22 @@ struct Input {
   uint64_t call = 0;
   int64_t panel = 0;
   const void* data = nullptr;
+  const uint8_t* rows = nullptr;  // as they are; null where they lie apart and are not needed so
+  int64_t row_stride = 0;
   int bad_count = 0;  // rows with Inf or NaN
   uint8_t bad_rows[kMaxPanelRows];
   Scratch buffer;
+  Scratch gathered;
 };
 thread_local Input input;
 thread_local Scratch output;
+thread_local Scratch result;  // rows of y on their way to images
+thread_local Scratch result_panel;
+
+// Rows of y that become images wait in a buffer of about this size. Their stride is not a power of
+// two, so that they do not share the same few lines of the cache.
+constexpr int64_t kResultBytes = 64 << 10;
+constexpr int64_t kResultPadding = 16;
 
 // What waking parked workers costs besides what choose_threads takes it to be, unless the next call
 // is to find them awake. Without a torch operator before, two threads gain from 60-80 us of work on
@@ -65,6 +75,9 @@ class Multiply {
     if (transposed_)
       parts_ =
           std::max(parts_, (out_length_ * lane_bytes(panels_.width(0)) - 1) / kOutputBytes + 1);
+    if (call_.y_planes)
+      parts_ =
+          std::max(parts_, (out_length_ * panels_.rows(0) * value_bytes_ - 1) / kResultBytes + 1);
     // A pool's job has at most 2^16 chunks. Panels of a larger batch share them.
     const int64_t chunks = panels_.count * parts_;
     const int jobs = static_cast<int>(chunks < kMostChunks ? chunks : kMostChunks);
@@ -96,8 +109,14 @@ class Multiply {
   const uint8_t* in_row(int64_t row) const {
     return static_cast<const uint8_t*>(call_.x) + row * call_.x_stride * value_bytes_;
   }
+  PlaneRows in_planes(int64_t first, int64_t rows) const {
+    return {*call_.x_planes, value_bytes_, first, rows, in_length_};
+  }
   uint8_t* out_row(int64_t row) const {
     return static_cast<uint8_t*>(call_.y) + row * call_.y_stride * value_bytes_;
+  }
+  uint8_t* out_channel(int64_t channel) const {
+    return static_cast<uint8_t*>(call_.y) + channel * call_.y_planes->channel * value_bytes_;
   }
 
   void run_chunk(int64_t panel, int64_t part) {
@@ -106,20 +125,30 @@ class Multiply {
     const int64_t first = panels_.first_row(panel), rows = panels_.rows(panel);
     const int width = panels_.width(panel);
     prepare_input(panel, first, rows);
+    if (!call_.y_planes) return multiply(width, rows, out_row(first), call_.y_stride, begin, end);
+    const int64_t stride = end - begin + kResultPadding;
+    uint8_t* y = static_cast<uint8_t*>(result.reserve(rows * stride * value_bytes_));
+    multiply(width, rows, y - begin * value_bytes_, stride, begin, end);
+    rows_to_planes(ops_, {*call_.y_planes, value_bytes_, first, rows, end - begin}, y, stride,
+                   out_channel(begin), result_panel);
+  }
+
+  // The prepared rows times the part [begin, end) of the weight; y is where the first row's result
+  // is, from its beginning.
+  void multiply(int width, int64_t rows, uint8_t* y, int64_t y_stride, int64_t begin, int64_t end) {
     if (transposed_)
-      multiply_transposed(width, first, rows, begin, end);
+      multiply_transposed(width, rows, y, y_stride, begin, end);
     else if (width == 0)
-      kernel_.multiply_few(view_, input.data, rows, call_.bias, out_row(first), call_.y_stride,
-                           begin, end);
+      kernel_.multiply_few(view_, input.data, rows, call_.bias, y, y_stride, begin, end);
     else
-      kernel_.multiply(view_, input.data, rows, width, call_.bias, out_row(first), call_.y_stride,
-                       begin, end, output.reserve(kernel_.scratch_bytes(view_, width)));
+      kernel_.multiply(view_, input.data, rows, width, call_.bias, y, y_stride, begin, end,
+                       output.reserve(kernel_.scratch_bytes(view_, width)));
     if (input.bad_count == 0) return;
     NonfiniteRows bad;
     bad.count = input.bad_count;
     for (int i = 0; i < bad.count; ++i) {
-      bad.x[i] = in_row(first + input.bad_rows[i]);
-      bad.y[i] = out_row(first + input.bad_rows[i]);
+      bad.x[i] = input.rows + input.bad_rows[i] * input.row_stride * value_bytes_;
+      bad.y[i] = y + input.bad_rows[i] * y_stride * value_bytes_;
     }
     if (transposed_)
       restore_dropped_nans(packed_, ops_, bad, begin, end);
@@ -130,30 +159,50 @@ class Multiply {
   void prepare_input(int64_t panel, int64_t first, int64_t rows) {
     if (input.call == id_ && input.panel == panel) return;
     input.call = 0;
+    const int width = panels_.width(panel);
+    find_rows(first, rows, width == 0);
     input.bad_count = 0;
-    for (int64_t row = 0; row < rows; ++row)
-      if (!ops_.all_finite(in_row(first + row), in_length_))
+    for (int64_t row = 0; input.rows != nullptr && row < rows; ++row)
+      if (!ops_.all_finite(input.rows + row * input.row_stride * value_bytes_, in_length_))
         input.bad_rows[input.bad_count++] = static_cast<uint8_t>(row);
-    input.data = prepared(panels_.width(panel), first, rows);
+    input.data = prepared(width, first, rows);
     input.call = id_;
     input.panel = panel;
   }
 
+  // Rows of images are gathered only where they are few, or not all finite.
+  void find_rows(int64_t first, int64_t rows, bool few) {
+    if (call_.x_planes == nullptr) {
+      input.rows = in_row(first);
+      input.row_stride = call_.x_stride;
+      return;
+    }
+    input.rows = nullptr;
+    const PlaneRows planes = in_planes(first, rows);
+    if (!few && all_finite(ops_, planes, call_.x)) return;
+    void* gathered = input.gathered.reserve(rows * in_length_ * value_bytes_);
+    planes_to_rows(planes, call_.x, gathered);
+    input.rows = static_cast<const uint8_t*>(gathered);
+    input.row_stride = in_length_;
+  }
+
   const void* prepared(int width, int64_t first, int64_t rows) {
-    const void* x = in_row(first);
     if (width > 0) {
       void* data = input.buffer.reserve(in_length_ * lane_bytes(width));
-      ops_.pack(x, call_.x_stride, rows, in_length_, width, data);
+      if (call_.x_planes != nullptr && input.rows == nullptr)
+        planes_to_panel(ops_, in_planes(first, rows), call_.x, width, data);
+      else
+        ops_.pack(input.rows, input.row_stride, rows, in_length_, width, data);
       return data;
     }
     const int64_t bytes =
         transposed_ ? widened_bytes(in_length_) : kernel_.few_bytes(rows, in_length_);
-    if (bytes == 0) return x;
+    if (bytes == 0) return input.rows;
     void* data = input.buffer.reserve(bytes);
     if (transposed_)
-      ops_.widen(x, in_length_, data);
+      ops_.widen(input.rows, in_length_, data);
     else
-      kernel_.prepare_few(x, call_.x_stride, rows, in_length_, data);
+      kernel_.prepare_few(input.rows, input.row_stride, rows, in_length_, data);
     return data;
   }
 
@@ -165,9 +214,10 @@ class Multiply {
     return (width == 0 ? 1 : width * ops_.lanes) * ops_.compute_bytes;
   }
 
-  void multiply_transposed(int width, int64_t first, int64_t rows, int64_t begin, int64_t end) {
+  void multiply_transposed(int width, int64_t rows, uint8_t* y, int64_t y_stride, int64_t begin,
+                           int64_t end) {
     const int64_t bytes = (end - begin) * lane_bytes(width);
-    uint8_t* y = out_row(first) + begin * value_bytes_;
+    y += begin * value_bytes_;
     const bool in_place = width == 0 && widened_bytes(1) == 0;
     void* out = in_place ? y : output.reserve(bytes);
     std::memset(out, 0, bytes);
@@ -188,7 +238,7 @@ class Multiply {
       }
     }
     if (width > 0)
-      ops_.unpack(out, rows, end - begin, width, y, call_.y_stride);
+      ops_.unpack(out, rows, end - begin, width, y, y_stride);
     else if (!in_place)
       ops_.narrow(out, end - begin, y);
   }

@@ -4,6 +4,7 @@
 
 #include "format/format.h"
 #include "isa/dispatch.h"
+#include "op/planes.h"
 
 namespace fxsparse {
 
@@ -18,6 +19,10 @@ struct LinearCall {
   Isa isa;      // of the kernel
   int threads;  // at most; 0: as many as the work is worth
   bool more;    // for the pool: the next operator that uses threads is one of these, too
+
+  // Where x and y are images: both or none, and not when transposed. The strides then do not count.
+  const Planes* x_planes;
+  const Planes* y_planes;
 };
 
 // Results do not depend on the number of threads. A row of x with Inf or NaN gets the dense result:

@@ -5,6 +5,7 @@
 #define TORCH_TARGET_VERSION 0x020a000000000000ULL
 #include <torch/csrc/stable/library.h>
 
+#include <algorithm>
 #include <cinttypes>
 #include <optional>
 #include <stdexcept>
@@ -36,13 +37,17 @@ class Tensor {
     if (handle_ != nullptr) aoti_torch_delete_tensor_object(handle_);
   }
 
-  static Tensor empty(int64_t dim, const int64_t* sizes, int32_t dtype) {
+  static Tensor empty(int64_t dim, const int64_t* sizes, int32_t dtype,
+                      bool channels_last = false) {
     int64_t strides[kMostDims];
     int64_t stride = 1;
-    for (int64_t d = dim - 1; d >= 0; --d) {
+    const auto next = [&](int64_t d) {
       strides[d] = stride;
       stride *= sizes[d] > 1 ? sizes[d] : 1;
-    }
+    };
+    if (channels_last) next(1);
+    for (int64_t d = dim - 1; d >= 0; --d)
+      if (!channels_last || d != 1) next(d);
     AtenTensorHandle handle;
     if (aoti_torch_empty_strided(dim, sizes, strides, dtype, aoti_torch_device_type_cpu(), 0,
                                  &handle) != AOTI_TORCH_SUCCESS)
@@ -75,8 +80,8 @@ class Tensor {
     return (last + 1) * item <= get<int64_t>(aoti_torch_get_storage_size);
   }
 
-  Tensor contiguous() const {
-    Tensor copy = empty(dim(), sizes(), dtype());
+  Tensor contiguous(bool channels_last = false) const {
+    Tensor copy = empty(dim(), sizes(), dtype(), channels_last);
     check(aoti_torch_copy_(copy.handle_, handle_, 0));
     return copy;
   }
@@ -182,11 +187,8 @@ Packed open_checked(const Tensor& packed, int64_t out_features, int64_t in_featu
   return opened;
 }
 
-// A stride that walks all rows of x, if one does.
-bool collapses(const Tensor& x, int64_t* row_stride) {
-  const int64_t dim = x.dim();
-  const int64_t* sizes = x.sizes();
-  const int64_t* strides = x.strides();
+// A stride that walks all rows of x, if one does: all dimensions but the last, which is contiguous.
+bool collapses(int64_t dim, const int64_t* sizes, const int64_t* strides, int64_t* row_stride) {
   if (sizes[dim - 1] > 1 && strides[dim - 1] != 1) return false;
   *row_stride = sizes[dim - 1];
   int64_t expected = -1;
@@ -199,6 +201,23 @@ bool collapses(const Tensor& x, int64_t* row_stride) {
     expected = strides[d] * sizes[d];
   }
   return true;
+}
+
+void check_threads(int64_t threads) {
+  if (threads < 0 || threads > INT32_MAX)
+    refuse("expected threads of zero (any) or more, got %" PRId64, threads);
+}
+
+// The bias as the kernels want it.
+std::optional<Tensor> open_bias(StableIValue value, int64_t out, int32_t dtype) {
+  std::optional<Tensor> bias = to_optional(value);
+  if (!bias) return bias;
+  check_plain(*bias, "bias");
+  if (bias->dtype() != dtype) refuse_dtype("bias", dtype, bias->dtype());
+  if (bias->dim() != 1 || bias->sizes()[0] != out)
+    refuse("expected bias of shape [%" PRId64 "], got shape %s", out, shape_text(*bias).c_str());
+  if (out > 1 && bias->strides()[0] != 1) return bias->contiguous();
+  return bias;
 }
 
 struct Names {
@@ -219,8 +238,7 @@ StableIValue multiply(Tensor x, Packed packed, int64_t in, int64_t out, int32_t 
   if (x.sizes()[dim - 1] != in)
     refuse("expected %s with %" PRId64 " values in its last dimension (%s), got shape %s", names.x,
            in, names.length, shape_text(x).c_str());
-  if (threads < 0 || threads > INT32_MAX)
-    refuse("expected threads of zero (any) or more, got %" PRId64, threads);
+  check_threads(threads);
 
   int64_t sizes[Tensor::kMostDims];
   int64_t batch = 1;
@@ -230,7 +248,7 @@ StableIValue multiply(Tensor x, Packed packed, int64_t in, int64_t out, int32_t 
   if (batch == 0) return y.release();
 
   int64_t row_stride;
-  if (!collapses(x, &row_stride)) {
+  if (!collapses(dim, x.sizes(), x.strides(), &row_stride)) {
     x = x.contiguous();
     row_stride = in;
   }
@@ -251,25 +269,116 @@ StableIValue multiply(Tensor x, Packed packed, int64_t in, int64_t out, int32_t 
 void boxed_linear(StableIValue* stack, uint64_t, uint64_t) {
   using torch::stable::detail::to;
   Tensor x(stack[0]), packed(stack[1]);
-  std::optional<Tensor> bias = to_optional(stack[2]);
   const int64_t out = to<int64_t>(stack[3]), in = to<int64_t>(stack[4]);
   const int32_t dtype = to<int32_t>(stack[5]);
   const int64_t threads = to<int64_t>(stack[6]);
   const bool more = to<bool>(stack[7]);
   const Packed opened = open_checked(packed, out, in, dtype);
-  if (bias) {
-    check_plain(*bias, "bias");
-    if (bias->dtype() != dtype) refuse_dtype("bias", dtype, bias->dtype());
-    if (bias->dim() != 1 || bias->sizes()[0] != out)
-      refuse("expected bias of shape [%" PRId64 "], got shape %s", out, shape_text(*bias).c_str());
-    if (out > 1 && bias->strides()[0] != 1) bias = bias->contiguous();
-  }
+  const std::optional<Tensor> bias = open_bias(stack[2], out, dtype);
   stack[0] = multiply(std::move(x), opened, in, out, dtype, threads, {"x", "in_features"},
                       [&](const Kernel& kernel, LinearCall& call) {
                         call.bias = bias ? bias->data() : nullptr;
                         call.more = more;
                         linear(kernel, call);
                       });
+}
+
+// Whether torch takes a tensor for channels-last (c10's is_channels_last_strides_2d): from the
+// channels outwards no stride is smaller than what it steps over, and a tensor of single pixels is
+// so only where its strides say it.
+bool is_channels_last(const Tensor& x) {
+  if (x.dim() != 4 || x.strides()[1] == 0) return false;
+  int64_t least = 0;
+  for (const int d : {1, 3, 2, 0}) {
+    if (x.sizes()[d] == 0 || x.strides()[d] < least) return false;
+    if (d == 0 && least == x.strides()[1]) return false;
+    least = x.strides()[d] * (x.sizes()[d] > 1 ? x.sizes()[d] : 1);
+  }
+  return true;
+}
+
+// Where the channels of an image of `dim` dimensions are, and a stride that walks its pixels.
+struct Image {
+  int64_t pixels = 1;
+  bool together = true;  // one pixel after the other
+  int64_t image_stride = 0;
+  int64_t channel_stride;
+
+  Image(const Tensor& x, int64_t channels) : channel_stride(x.strides()[channels]) {
+    if (channels == 1) image_stride = x.strides()[0];
+    for (int64_t d = x.dim() - 1; d > channels; --d) {
+      together &= x.sizes()[d] == 1 || x.strides()[d] == pixels;
+      pixels *= x.sizes()[d];
+    }
+  }
+};
+
+// conv1x1(x, packed, bias, out_channels, in_channels, dtype, threads, spatial)
+void boxed_conv1x1(StableIValue* stack, uint64_t, uint64_t) {
+  using torch::stable::detail::to;
+  Tensor x(stack[0]), packed(stack[1]);
+  const int64_t out = to<int64_t>(stack[3]), in = to<int64_t>(stack[4]);
+  const int32_t dtype = to<int32_t>(stack[5]);
+  const int64_t threads = to<int64_t>(stack[6]), spatial = to<int64_t>(stack[7]);
+  const Packed opened = open_checked(packed, out, in, dtype);
+  const std::optional<Tensor> bias = open_bias(stack[2], out, dtype);
+  check_plain(x, "x");
+  check_threads(threads);
+  const int64_t dim = x.dim(), channels = dim - spatial - 1;
+  if (spatial < 1 || spatial > 2 || channels < 0 || channels > 1)
+    refuse("expected x with %" PRId64 " (one image) or %" PRId64 " dimensions, got shape %s",
+           spatial + 1, spatial + 2, shape_text(x).c_str());
+  if (x.dtype() != dtype) refuse_dtype("x", dtype, x.dtype());
+  if (x.sizes()[channels] != in)
+    refuse("expected x with %" PRId64 " channels (in_channels), got shape %s", in,
+           shape_text(x).c_str());
+
+  const bool channels_last = channels == 1 && is_channels_last(x);
+  int64_t sizes[4];
+  std::copy(x.sizes(), x.sizes() + dim, sizes);
+  sizes[channels] = out;
+  Tensor y = Tensor::empty(dim, sizes, dtype, channels_last);
+  LinearCall call{};
+  call.batch = 1;
+  for (int64_t d = 0; d < dim; ++d) call.batch *= d == channels ? 1 : sizes[d];
+  if (call.batch == 0) {
+    stack[0] = y.release();
+    return;
+  }
+
+  // Rows where the channels of a pixel lie side by side; planes where its neighbours do.
+  int64_t rows_dim = 0, rows_sizes[4], rows_strides[4];
+  for (int64_t d = 0; d < dim; ++d)
+    if (d != channels) {
+      rows_sizes[rows_dim] = x.sizes()[d];
+      rows_strides[rows_dim++] = x.strides()[d];
+    }
+  rows_sizes[rows_dim] = in;
+  rows_strides[rows_dim++] = x.strides()[channels];
+  const bool single = Image(x, channels).pixels == 1;
+  Planes x_planes, y_planes;
+  if (channels_last || single) {
+    if (!collapses(rows_dim, rows_sizes, rows_strides, &call.x_stride)) {
+      x = x.contiguous(channels_last);
+      call.x_stride = in;
+    }
+    call.y_stride = out;
+  } else {
+    if (!Image(x, channels).together) x = x.contiguous();
+    const Image from(x, channels), into(y, channels);
+    x_planes = {from.pixels, from.image_stride, from.channel_stride};
+    y_planes = {into.pixels, into.image_stride, into.channel_stride};
+    call.x_planes = &x_planes;
+    call.y_planes = &y_planes;
+  }
+  call.packed = &opened;
+  call.x = x.data();
+  call.y = y.data();
+  call.bias = bias ? bias->data() : nullptr;
+  call.threads = static_cast<int>(threads);
+  call.isa = chosen_isa();
+  linear(find_kernel(opened.header.format, call.isa, opened.view.value), call);
+  stack[0] = y.release();
 }
 
 // linear_backward(grad, packed, out_features, in_features, dtype, threads)
@@ -333,6 +442,9 @@ STABLE_TORCH_LIBRARY(fxsparse, m) {
       "linear(Tensor x, Tensor packed, Tensor? bias, int out_features, int in_features, "
       "ScalarType dtype, int threads, bool more=False) -> Tensor");
   m.def(
+      "conv1x1(Tensor x, Tensor packed, Tensor? bias, int out_channels, int in_channels, "
+      "ScalarType dtype, int threads, int spatial) -> Tensor");
+  m.def(
       "linear_backward(Tensor grad, Tensor packed, int out_features, int in_features, "
       "ScalarType dtype, int threads) -> Tensor");
   m.def("unpack(Tensor packed, int out_features, int in_features, ScalarType dtype) -> Tensor");
@@ -343,6 +455,7 @@ STABLE_TORCH_LIBRARY(fxsparse, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(fxsparse, CPU, m) {
   m.impl("linear", &fxsparse::boxed_linear);
+  m.impl("conv1x1", &fxsparse::boxed_conv1x1);
   m.impl("linear_backward", &fxsparse::boxed_linear_backward);
   m.impl("unpack", &fxsparse::boxed_unpack);
   m.impl("embedding", &fxsparse::boxed_embedding);
