@@ -9,7 +9,7 @@ from . import errors, ops
 from .compiler import compile, inspect
 from .dense import to_dense
 from .errors import CaptureError, NothingRewrittenWarning, VerificationError
-from .modules import SparseLinear
+from .modules import SparseConv1d, SparseConv2d, SparseLinear
 from .report import ReportRow, RewriteReport
 from .threads import cpu_features, get_num_threads, set_num_threads
 
@@ -20,6 +20,8 @@ __all__ = [
     "NothingRewrittenWarning",
     "ReportRow",
     "RewriteReport",
+    "SparseConv1d",
+    "SparseConv2d",
     "SparseLinear",
     "VerificationError",
     "compile",

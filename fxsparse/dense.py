@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+import torch.nn.functional as F
 from torch import fx
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.fx.passes.infra.pass_manager import PassManager
 
 from . import ops
 from .clone import share_clone
-from .modules import SparseLinear
+from .modules import SparseModule
 from .packing import SUFFIX, header, unpack
 from .passes.collect import graphs
 from .recurrent import SparseRecurrent
@@ -47,7 +50,7 @@ def to_dense(module: torch.nn.Module) -> torch.nn.Module:
 
 
 class Densify(PassBase):
-    """Turns calls of the operator back into ``F.linear`` with a dense weight."""
+    """Turns calls of the operators back into functions of torch with a dense weight."""
 
     def call(self, graph_module: fx.GraphModule) -> PassResult:
         graph, modified = graph_module.graph, False
@@ -55,16 +58,19 @@ class Densify(PassBase):
             if node.op == "call_function" and node.target is stand_in:
                 _undo_stand_in(graph, node)
                 modified = True
-            if node.op != "call_function" or node.target is not ops.linear:
+            if node.op != "call_function" or node.target not in (ops.linear, ops.conv1x1):
                 continue
             x, packed, bias = node.args[:3]
+            function: Callable = F.linear
+            if node.target is ops.conv1x1:
+                function = F.conv1d if node.args[-1] == 1 else F.conv2d
             assert isinstance(packed, fx.Node)
             buffer = graph_module.get_buffer(str(packed.target))
             with graph.inserting_before(node):
                 weight = graph.create_node("get_attr", str(packed.target).removesuffix(SUFFIX))
                 if header(buffer).transposed:
                     weight = graph.call_method("t", (weight,))
-                new = graph.call_function(torch.nn.functional.linear, (x, weight, bias))
+                new = graph.call_function(function, (x, weight, bias))
             node.replace_all_uses_with(new)
             graph.erase_node(node)
             if not packed.users:
@@ -91,7 +97,7 @@ def _restore(module: torch.nn.Module, dense: dict[int, torch.Tensor]) -> None:
         packed = module._buffers[name]
         assert packed is not None
         weight = _weight(packed, dense)
-        if isinstance(module, SparseLinear):
+        if isinstance(module, SparseModule):
             assert isinstance(weight, torch.nn.Parameter)
             module.restore(weight)
             continue
@@ -105,7 +111,7 @@ def _restore(module: torch.nn.Module, dense: dict[int, torch.Tensor]) -> None:
             module.register_parameter(attribute, weight)
         else:
             module.register_buffer(attribute, weight)
-    if not isinstance(module, SparseLinear):
+    if not isinstance(module, SparseModule):
         release_packed(module)
 
 

@@ -1,4 +1,4 @@
-"""``SparseLinear``, the module behind one rewritten ``nn.Linear``."""
+"""The modules behind rewritten layers of torch: a linear, and 1x1 convolutions."""
 
 from __future__ import annotations
 
@@ -31,19 +31,74 @@ def own_dicts(module: torch.nn.Module) -> None:
             module.__dict__[key] = copy.copy(value)
 
 
-class SparseLinear(torch.nn.Linear):
-    """``y = x @ W.T + bias`` with ``W`` in packed form.
-
-    Shape: x is ``(..., in_features)`` in the weight's dtype, y is ``(..., out_features)``.
+class SparseModule(torch.nn.Module):
+    """What has taken the place of a module of torch, whose class comes next among its bases.
 
     The packed weight is the buffer ``weight_packed``; ``bias`` is the parameter it was. ``weight``
-    has the dense weight's shape, dtype and device but no storage (see :class:`WeightView`). It is
-    an ``nn.Linear`` for code that asks; :meth:`from_linear` makes one.
+    has the dense weight's shape, dtype and device but no storage (see :class:`WeightView`).
     """
 
     weight_packed: torch.Tensor
     weight_dtype: torch.dtype
     threads: int
+
+    @classmethod
+    def convert(cls, module: torch.nn.Module, packed: torch.Tensor, threads: int | None) -> None:
+        """Make a module of torch one of these in place: whoever holds it, holds the new one."""
+        own_dicts(module)
+        del module._parameters["weight"]
+        module.__class__ = cls
+        module._hold(packed, threads)  # type: ignore[operator]
+
+    def restore(self, weight: torch.nn.Parameter) -> None:
+        """Make this the module of torch with a dense ``weight`` again, in place."""
+        del self._buffers["weight" + SUFFIX], self.weight_dtype, self.threads
+        release_packed(self)
+        self.__class__ = self._dense_class()  # type: ignore[assignment]
+        bias = self._parameters.pop("bias")
+        self._parameters.update(weight=weight, bias=bias)  # in the order of a new module
+
+    @classmethod
+    def _dense_class(cls) -> type[torch.nn.Module]:
+        return cls.__bases__[-1]
+
+    def _hold(self, packed: torch.Tensor, threads: int | None) -> None:
+        self.weight_dtype = header(packed).dtype
+        self.threads = threads or 0
+        self.register_buffer("weight" + SUFFIX, packed)
+        guard_packed(self)
+
+    def _weight_shape(self) -> tuple[int, ...]:
+        raise NotImplementedError
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The dense weight's stand-in: shape, dtype and device without storage."""
+        rows, cols, *ones = self._weight_shape()
+        if torch.compiler.is_compiling():  # what only its shape or dtype is read of falls away
+            dense = ops.unpack(self.weight_packed, rows, cols, self.weight_dtype)
+            return dense.view(rows, cols, *ones) if ones else dense
+        if is_packed(self.weight_packed):
+            return WeightView.of(self.weight_packed, self.threads)
+        head = Header(  # without values yet
+            "", self.weight_dtype, (rows, cols), 0, False, False, False, trailing=len(ones)
+        )
+        return WeightView.of(self.weight_packed, self.threads, head)
+
+    def extra_repr(self) -> str:
+        if not is_packed(self.weight_packed):
+            return super().extra_repr()
+        head = header(self.weight_packed)
+        return f"{super().extra_repr()}, nnz={head.nnz}, format={head.format}"
+
+
+class SparseLinear(SparseModule, torch.nn.Linear):  # type: ignore[override]
+    """``y = x @ W.T + bias`` with ``W`` in packed form.
+
+    Shape: x is ``(..., in_features)`` in the weight's dtype, y is ``(..., out_features)``.
+
+    It is an ``nn.Linear`` for code that asks; :meth:`from_linear` makes one.
+    """
 
     def __init__(
         self,
@@ -92,38 +147,8 @@ class SparseLinear(torch.nn.Linear):
         result = cls(pack(weight, format=choice.format), linear.bias, threads)
         return result.train(linear.training)
 
-    @staticmethod
-    def convert(linear: torch.nn.Linear, packed: torch.Tensor, threads: int | None) -> None:
-        """Make an ``nn.Linear`` a ``SparseLinear`` in place: whoever holds it, holds the new one."""
-        own_dicts(linear)
-        del linear._parameters["weight"]
-        linear.__class__ = SparseLinear
-        linear._hold(packed, threads)  # type: ignore[operator]
-
-    def restore(self, weight: torch.nn.Parameter) -> None:
-        """Make this an ``nn.Linear`` with a dense ``weight`` again, in place."""
-        del self._buffers["weight" + SUFFIX], self.weight_dtype, self.threads
-        release_packed(self)
-        self.__class__ = torch.nn.Linear  # type: ignore[assignment]
-        bias = self._parameters.pop("bias")
-        self._parameters.update(weight=weight, bias=bias)  # in the order of a new nn.Linear
-
-    def _hold(self, packed: torch.Tensor, threads: int | None) -> None:
-        self.weight_dtype = header(packed).dtype
-        self.threads = threads or 0
-        self.register_buffer("weight" + SUFFIX, packed)
-        guard_packed(self)
-
-    @property
-    def weight(self) -> torch.Tensor:  # type: ignore[override]
-        """The dense weight's stand-in: shape, dtype and device without storage."""
-        shape = (self.out_features, self.in_features)
-        if torch.compiler.is_compiling():  # what only its shape or dtype is read of falls away
-            return ops.unpack(self.weight_packed, *shape, self.weight_dtype)
-        if is_packed(self.weight_packed):
-            return WeightView.of(self.weight_packed, self.threads)
-        head = Header("", self.weight_dtype, shape, 0, False, False, False)  # without values yet
-        return WeightView.of(self.weight_packed, self.threads, head)
+    def _weight_shape(self) -> tuple[int, ...]:
+        return self.out_features, self.in_features
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return ops.linear(
@@ -136,8 +161,31 @@ class SparseLinear(torch.nn.Linear):
             self.threads,
         )
 
-    def extra_repr(self) -> str:
-        if not is_packed(self.weight_packed):
-            return super().extra_repr()
-        head = header(self.weight_packed)
-        return f"{super().extra_repr()}, nnz={head.nnz}, format={head.format}"
+
+class _SparseConv(SparseModule):
+    in_channels: int
+    out_channels: int
+    kernel_size: tuple[int, ...]
+
+    def _weight_shape(self) -> tuple[int, ...]:
+        return self.out_channels, self.in_channels, *self.kernel_size
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return ops.conv1x1(
+            input,
+            self.weight_packed,
+            self.bias,
+            self.out_channels,
+            self.in_channels,
+            self.weight_dtype,
+            self.threads,
+            len(self.kernel_size),
+        )
+
+
+class SparseConv1d(_SparseConv, torch.nn.Conv1d):  # type: ignore[override]
+    """A 1x1 ``nn.Conv1d`` whose weight is packed: x is ``(batch, in_channels, length)``."""
+
+
+class SparseConv2d(_SparseConv, torch.nn.Conv2d):  # type: ignore[override]
+    """A 1x1 ``nn.Conv2d`` whose weight is packed: x is ``(batch, in_channels, height, width)``."""

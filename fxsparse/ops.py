@@ -6,21 +6,30 @@ an upper bound, 0 leaves the number to the kernel's cost model. ``more`` promise
 operator that uses several threads is a ``linear`` too: the pool's threads then stay awake for it for
 a moment, which would keep torch's own threads from the CPU.
 ``embedding(indices, packed, out_features, in_features, dtype)`` is the rows of ``W`` at ``indices``
-(int64, any shape). The operators trust the indices
+(int64, any shape).
+
+``conv1x1(x, packed, bias, out_channels, in_channels, dtype, threads, spatial)`` multiplies each pixel
+of images of ``spatial`` (1 or 2) dimensions: x is ``(batch, in_channels, ...)``, or one image without
+``batch``. y is laid out as torch's own convolution would: channels last where x is.
+
+The operators trust the indices
 inside ``packed`` (sizes are checked on every call, indices when a module receives them): a buffer
 made by hand must pass ``fxsparse.packing.validate`` first.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 from torch.autograd import forward_ad
 
 from . import _native  # noqa: F401  (registers the operators)
 
 linear = torch.ops.fxsparse.linear.default
+conv1x1 = torch.ops.fxsparse.conv1x1.default
 linear_backward = torch.ops.fxsparse.linear_backward.default
 unpack = torch.ops.fxsparse.unpack.default
 embedding = torch.ops.fxsparse.embedding.default
@@ -45,6 +54,22 @@ def _(x, packed, bias, out_features, in_features, dtype, threads, more=False):  
     if bias is not None:
         _check("bias", bias, packed, out_features, dtype)
     return x.new_empty((*x.shape[:-1], out_features))
+
+
+@torch.library.register_fake("fxsparse::conv1x1")
+def _(x, packed, bias, out_channels, in_channels, dtype, threads, spatial):  # type: ignore[no-untyped-def]
+    channels = x.dim() - spatial - 1
+    if channels not in (0, 1):
+        raise ValueError(
+            f"expected x of {spatial + 1} or {spatial + 2} dimensions, got {tuple(x.shape)}"
+        )
+    _check("x", x.movedim(channels, -1), packed, in_channels, dtype)
+    if bias is not None:
+        _check("bias", bias, packed, out_channels, dtype)
+    shape = list(x.shape)
+    shape[channels] = out_channels
+    layout = suggest_memory_format(x) if x.dim() == 4 and spatial == 2 else torch.contiguous_format
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=layout)
 
 
 @torch.library.register_fake("fxsparse::linear_backward")
@@ -97,6 +122,35 @@ def _linear_autograd(keys, x, packed, bias, *rest):  # type: ignore[no-untyped-d
     return linear.redispatch(below, x, packed, bias, *rest)
 
 
+class _Conv1x1(torch.autograd.Function):
+    """``conv1x1`` where x or the bias requires a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, keys: Any, x, packed, bias, *rest):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(packed)
+        ctx.rest = rest
+        return conv1x1.redispatch(keys, x, packed, bias, *rest)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (packed,), (*rest, spatial) = ctx.saved_tensors, ctx.rest
+        rows = grad.movedim(-spatial - 1, -1)
+        grad_x = grad_bias = None
+        if ctx.needs_input_grad[1]:
+            grad_x = linear_backward(rows, packed, *rest).movedim(-1, -spatial - 1)
+        if ctx.needs_input_grad[3]:
+            grad_bias = rows.reshape(-1, rows.shape[-1]).sum(0)
+        return None, grad_x, None, grad_bias, *[None] * len(ctx.rest)
+
+
+def _conv1x1_autograd(keys, x, packed, bias, *rest):  # type: ignore[no-untyped-def]
+    below = keys & torch._C._after_autograd_keyset
+    trains = x.requires_grad or (bias is not None and bias.requires_grad)
+    if forward_ad._current_level >= 0 or (trains and torch.is_grad_enabled()):
+        return _Conv1x1.apply(below, x, packed, bias, *rest)
+    return conv1x1.redispatch(below, x, packed, bias, *rest)
+
+
 def _save_weight(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     ctx.save_for_backward(inputs[1])
     ctx.rest = inputs[2:]
@@ -112,8 +166,8 @@ torch.library.register_autograd(
 )
 
 
-def _linear_autocast(x, packed, bias, *rest):  # type: ignore[no-untyped-def]
-    """As ``nn.Linear`` under autocast: x of any eligible dtype, y in the autocast dtype.
+def _under_autocast(operator: Any, x, packed, bias, *rest):  # type: ignore[no-untyped-def]
+    """As torch's own layers under autocast: x of any eligible dtype, y in the autocast dtype.
 
     The multiply itself runs in the weight's own dtype, which is the more exact of the two. As in
     torch, float64 takes no part in autocast.
@@ -123,12 +177,16 @@ def _linear_autocast(x, packed, bias, *rest):  # type: ignore[no-untyped-def]
         dtype = rest[2]
         eligible = torch.float64 not in (x.dtype, dtype) and x.is_floating_point()
         if not eligible:
-            return linear(x, packed, bias, *rest)
+            return operator(x, packed, bias, *rest)
         bias = bias.to(dtype) if bias is not None else None
-        y = linear(x.to(dtype), packed, bias, *rest)
+        y = operator(x.to(dtype), packed, bias, *rest)
         return y.to(torch.get_autocast_dtype("cpu"))
 
 
 _library = torch.library.Library("fxsparse", "IMPL")
-_library.impl("linear", _linear_autocast, "AutocastCPU")
-_library.impl("linear", _linear_autograd, "Autograd", with_keyset=True)
+for _name, _operator, _autograd in (
+    ("linear", linear, _linear_autograd),
+    ("conv1x1", conv1x1, _conv1x1_autograd),
+):
+    _library.impl(_name, functools.partial(_under_autocast, _operator), "AutocastCPU")
+    _library.impl(_name, _autograd, "Autograd", with_keyset=True)

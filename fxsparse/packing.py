@@ -40,6 +40,7 @@ _MAGIC = b"fxsparse"
 
 # Bits of the header's flags (kernel/format/types.h): what the dense weight was, for the way back.
 _TRANSPOSED, _BUFFER, _REQUIRES_GRAD = 1, 2, 4
+_TRAILING = 8  # times a number of two bits
 
 
 @dataclass(frozen=True)
@@ -60,13 +61,14 @@ class Header:
     requires_grad: bool
     blocks: int = 0  #: matrices of a stack; 0 where there is a single one
     flat: bool = False  #: they are the rows of one matrix, in turn
+    trailing: int = 0  #: dimensions of size 1 behind these, of a 1x1 convolution
 
     @property
     def dense_shape(self) -> tuple[int, ...]:
         """The shape of the dense weight."""
         rows, cols = self.shape[::-1] if self.transposed else self.shape
         if self.blocks == 0:
-            return rows, cols
+            return rows, cols, *[1] * self.trailing
         return (self.blocks * rows, cols) if self.flat else (self.blocks, rows, cols)
 
 
@@ -138,13 +140,15 @@ def describe(
     """The headers that a dense weight of ``(out, in)``, or of ``(in, out)`` where ``transposed``, gets.
 
     One, or ``blocks`` of them for a stack: a weight of three dimensions is one of matrices, another
-    one is cut by rows. Reads the whole weight: what a packed weight takes depends on where its
+    one is cut by rows. Dimensions of size 1 may follow: those of a 1x1 convolution. Reads the whole weight: what a packed weight takes depends on where its
     nonzeros are.
     """
     if (reason := unreadable(weight)) is not None:
         raise ValueError(f"expected a dense weight that can be packed: {reason}")
     flags = _TRANSPOSED * transposed | _BUFFER * is_buffer | _REQUIRES_GRAD * weight.requires_grad
     dense = strided(weight)
+    if blocks == 0:
+        flags |= _TRAILING * max(weight.dim() - 2, 0)
     return [_C.describe(*_address(m, transposed), format, flags) for m in _matrices(dense, blocks)]
 
 
@@ -185,6 +189,8 @@ def pack(
 
 def _matrices(weight: torch.Tensor, blocks: int) -> tuple[torch.Tensor, ...]:
     """The matrices of a weight that are packed by themselves."""
+    while blocks == 0 and 2 < weight.dim() <= 5 and weight.shape[-1] == 1:
+        weight = weight.select(-1, 0)
     if weight.dim() != (3 if blocks and weight.dim() == 3 else 2):
         raise ValueError(f"expected a dense 2-D weight, got {weight.dim()} dimensions")
     if blocks == 0:
@@ -226,6 +232,7 @@ def _header(packed: torch.Tensor) -> Header:
         transposed=fields["transposed"],
         is_buffer=fields["is_buffer"],
         requires_grad=fields["requires_grad"],
+        trailing=fields["trailing"],
     )
 
 
@@ -253,7 +260,7 @@ def unpack(packed: torch.Tensor) -> torch.Tensor:
     head = header(packed)
     if head.blocks == 0:
         dense = torch.ops.fxsparse.unpack(packed, *head.shape, head.dtype)
-        return dense.t().contiguous() if head.transposed else dense
+        return (dense.t().contiguous() if head.transposed else dense).view(head.dense_shape)
     matrices = torch.empty(head.dense_shape, dtype=head.dtype)
     for part, out in zip(blocks_of(packed), _matrices(matrices, head.blocks)):
         out.copy_(unpack(part))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .modules import SparseLinear
+from .modules import SparseModule
 
 # Code that needs no audit: torch (leaves, and what looks at proxies on fx's behalf), Python's own
 # library, and this package.
@@ -97,7 +97,7 @@ class WatchedTracer(fx.Tracer):
         return parameter_proxy_cache[path]
 
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, SparseLinear) or super().is_leaf_module(m, module_qualified_name)
+        return isinstance(m, SparseModule) or super().is_leaf_module(m, module_qualified_name)
 
     def create_arg(self, a: Any) -> Any:
         if _loses_its_type(type(a)):

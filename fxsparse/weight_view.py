@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._prims_common import make_contiguous_strides_for
 from torch.utils._pytree import tree_map_only
 
 from .packing import Header, blocks_of, header, unpack
@@ -58,7 +59,7 @@ class WeightView(torch.Tensor):
         head = head or header(packed)
         size = head.dense_shape
         blocks = tuple(range(head.blocks or 1))
-        stride = (size[-2] * size[-1], size[-1], 1)[-len(size) :]
+        stride = make_contiguous_strides_for(size)
         return cls(packed, head, blocks, threads, head.dtype, size, stride, 0)
 
     def like(

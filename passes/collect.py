@@ -17,8 +17,9 @@ from fxsparse.packing import SUFFIX
 from .fold import unfolded
 from .kinds import (
     forward_reads_parameters,
-    is_plain_linear,
+    is_plain,
     module_weights,
+    operation,
 )
 from .normalise import META, Normalise, attribute, read
 from .record import Site, Weight
@@ -217,15 +218,11 @@ def _graph_reads(graph_module: fx.GraphModule, prefix: str) -> Iterator[_Read]:
 def _call_reads(graph_module: fx.GraphModule, node: fx.Node, prefix: str) -> Iterator[_Read]:
     path = f"{prefix}{node.target}"
     module = graph_module.get_submodule(str(node.target))
-    if is_plain_linear(module):
-        yield _Read(
-            f"{path}.weight",
-            "nn.Linear",
-            True,
-            Site(node.name, node=node),
-        )
+    if is_plain(module):
+        op = operation(module)
+        yield _Read(f"{path}.weight", op, True, Site(node.name, node=node))
         if module.bias is not None:
-            yield _Read(f"{path}.bias", "nn.Linear", False, reason="read as a bias")
+            yield _Read(f"{path}.bias", op, False, reason="read as a bias")
     else:
         yield from _module_reads(module, f"{path}.", None)
 

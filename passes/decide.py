@@ -76,7 +76,7 @@ def decide(weight: Weight, options: Options) -> Decision:
 
 def _matrix_shape(weight: Weight, tensor: torch.Tensor) -> tuple[int, int]:
     """(out, in) of the matrix, or of each of the matrices, that the weight is packed as."""
-    rows, cols = tensor.shape[-2:]
+    rows, cols = tensor.shape[-2:] if weight.blocks else tensor.shape[:2]
     if tensor.dim() == 2 and weight.blocks:
         rows //= weight.blocks
     return (cols, rows) if weight.transposed else (rows, cols)

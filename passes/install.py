@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import torch
 
-from fxsparse.modules import SparseLinear
 from fxsparse.packing import SUFFIX, pack
 from fxsparse.recurrent import SparseRecurrent
 from fxsparse.state import guard_packed
 from fxsparse.weight_view import WeightView
 
-from .kinds import is_linear, is_recurrent
+from .kinds import is_recurrent, replacement
 from .record import Decision, Weight
 
 
 def install(weight: Weight, decision: Decision, runs_itself: set[int]) -> None:
     """Pack one weight, put it in the dense one's place and let go of that.
 
-    Linears and recurrent modules change in place. Any other owner gets the packed buffer; where its
-    own forward reads the weight (or its id is in ``runs_itself``) also a :class:`WeightView` under the
-    weight's name. An error leaves every owner as it was.
+    Modules of torch that have a replacement change in place. Any other owner gets the packed buffer;
+    where its own forward reads the weight (or its id is in ``runs_itself``) also a
+    :class:`WeightView` under the weight's name. An error leaves every owner as it was.
     """
     assert weight.tensor is not None
     packed = pack(
@@ -33,9 +32,8 @@ def install(weight: Weight, decision: Decision, runs_itself: set[int]) -> None:
     assert packed.numel() == decision.stored_bytes
     read_by_forward = any(site.node is None for site in weight.sites)
     for owner, name in weight.owners:
-        if name == "weight" and is_linear(owner):
-            assert isinstance(owner, torch.nn.Linear)
-            SparseLinear.convert(owner, packed, decision.threads)
+        if name == "weight" and (sparse := replacement(owner)) is not None:
+            sparse.convert(owner, packed, decision.threads)
             continue
         if is_recurrent(owner):
             SparseRecurrent.convert(owner, name, packed, decision.threads)

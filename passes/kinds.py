@@ -10,7 +10,14 @@ from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils.parametrize import ParametrizationList
 
-from fxsparse.modules import HOOKS, STATE_HOOKS
+from fxsparse.modules import (
+    HOOKS,
+    STATE_HOOKS,
+    SparseConv1d,
+    SparseConv2d,
+    SparseLinear,
+    SparseModule,
+)
 from fxsparse.reads import Reads, how_read
 from fxsparse.recurrent import CELL_NAMES, SPARSE_CLASSES, SparseRecurrent
 from fxsparse.source import reads_parameters
@@ -19,12 +26,23 @@ from fxsparse.source import reads_parameters
 KEPT: tuple[tuple[type[nn.Module], str, str], ...] = (
     (torch.jit.ScriptModule, "script", "torch.jit has compiled the module that reads it"),
     (nn.Bilinear, "bilinear", "nn.Bilinear is not a plain matrix multiply"),
-    (nn.modules.conv._ConvNd, "conv", "convolutions are not rewritten yet"),
+    (
+        nn.modules.conv._ConvNd,
+        "conv",
+        "only 1x1 convolutions (nn.Conv1d, nn.Conv2d; stride 1, no padding, one group) are rewritten",
+    ),
 )
 
 
 #: Recurrent layers, by the name of their operation: they multiply once for each step.
 LAYER_NAMES = frozenset(["nn.LSTM", "nn.GRU", "nn.RNN"])
+
+#: Modules of torch, and what takes their place.
+REPLACEMENTS: dict[type[nn.Module], type[SparseModule]] = {
+    nn.Linear: SparseLinear,
+    nn.Conv1d: SparseConv1d,
+    nn.Conv2d: SparseConv2d,
+}
 
 
 @dataclass(frozen=True)
@@ -43,21 +61,29 @@ class OwnWeight:
     blocks: int = 0
 
 
-def is_linear(module: nn.Module) -> bool:
-    """Whether a module is ``nn.Linear`` and nothing more: what packing it would lose is not there.
+def replacement(module: nn.Module) -> type[SparseModule] | None:
+    """What can take the place of a module that is one of torch's and nothing more: what packing it
+    would lose is not there.
 
     A subclass is somebody's own, as are a replaced forward, further tensors, and a bias of a shape
     that only broadcasts.
     """
-    if type(module) is not nn.Linear or "forward" in module.__dict__:
-        return False
+    found = REPLACEMENTS.get(type(module))
+    if found is None or "forward" in module.__dict__:
+        return None
     if any(getattr(module, hooks, None) for hooks in STATE_HOOKS):
-        return False
+        return None
     weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
     is_whole = set(module._parameters) == {"weight", "bias"} and not module._buffers
-    if weight is None or weight.dim() != 2 or not is_whole or module._modules:
-        return False
-    return bias is None or (tuple(bias.shape) == weight.shape[:1] and bias.dtype == weight.dtype)
+    if weight is None or not is_whole or module._modules:
+        return None
+    if isinstance(module, nn.modules.conv._ConvNd):
+        fits = _is_1x1(module) and tuple(weight.shape[2:]) == module.kernel_size
+    else:
+        fits = weight.dim() == 2
+    if bias is not None:
+        fits &= tuple(bias.shape) == weight.shape[:1] and bias.dtype == weight.dtype
+    return found if fits else None
 
 
 def is_recurrent(module: nn.Module) -> bool:
@@ -72,9 +98,20 @@ def is_recurrent(module: nn.Module) -> bool:
     return set(module._parameters) == set(names) and not module._buffers and not module._modules
 
 
-def is_plain_linear(module: nn.Module) -> bool:
-    """A linear that no hook observes: a node can take its place."""
-    return is_linear(module) and not has_hooks(module)
+def _is_1x1(conv: nn.modules.conv._ConvNd) -> bool:
+    """Whether a convolution multiplies each pixel by a matrix, and that is all."""
+    ones = {*conv.kernel_size, *conv.stride, conv.groups} == {1}
+    return ones and (isinstance(conv.padding, str) or set(conv.padding) == {0})
+
+
+def operation(module: nn.Module) -> str:
+    """What the report calls the multiply of a module that has a :func:`replacement`."""
+    return f"nn.{type(module).__name__}"
+
+
+def is_plain(module: nn.Module) -> bool:
+    """A module with a :func:`replacement` that no hook observes: a node can take its place."""
+    return replacement(module) is not None and not has_hooks(module)
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -100,8 +137,8 @@ def module_weights(
 ) -> list[OwnWeight]:
     """The weights of one module; ``held_by``: its parent and its name there."""
     kind = type(module)
-    if is_linear(module):
-        return [OwnWeight("weight", "nn.Linear")]
+    if replacement(module) is not None:
+        return [OwnWeight("weight", operation(module))]
     if isinstance(module, nn.Linear):
         return _linear_weights(module)
     if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):

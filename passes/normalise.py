@@ -15,10 +15,10 @@ import torch
 from torch import fx
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from fxsparse.modules import SparseLinear
+from fxsparse.modules import SparseModule
 from fxsparse.packing import SUFFIX
 
-from .kinds import has_hooks, is_plain_linear
+from .kinds import has_hooks, is_plain, operation
 from .record import META, Multiply
 
 
@@ -33,7 +33,8 @@ class Operands:
 
 @dataclass(frozen=True)
 class Spelling:
-    """``names``: the arguments in order; ``weight`` and ``x``: which of them; ``flip``: y = x @ W."""
+    """``names``: the arguments in order; ``weight`` and ``x``: which of them; ``flip``: y = x @ W;
+    ``spatial``: dimensions of the images of a convolution."""
 
     op: str
     names: tuple[str, ...]
@@ -41,12 +42,16 @@ class Spelling:
     weight: str
     flip: bool
     added: str = ""
+    spatial: int = 0
 
 
 _LINEAR = Spelling("linear", ("input", "weight", "bias"), "input", "weight", False, added="bias")
 _MATMUL = Spelling("matmul", ("input", "other"), "input", "other", True)
 _MM = Spelling("mm", ("input", "mat2"), "input", "mat2", True)
 _ADDMM = Spelling("addmm", ("input", "mat1", "mat2"), "mat1", "mat2", True, added="input")
+_CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_CONV1D = Spelling("conv1d", _CONV, "input", "weight", False, added="bias", spatial=1)
+_CONV2D = Spelling("conv2d", _CONV, "input", "weight", False, added="bias", spatial=2)
 
 FUNCTIONS: dict[Callable[..., Any], Spelling] = {
     torch.nn.functional.linear: _LINEAR,
@@ -54,6 +59,8 @@ FUNCTIONS: dict[Callable[..., Any], Spelling] = {
     operator.matmul: _MATMUL,
     torch.mm: _MM,
     torch.addmm: _ADDMM,
+    torch.conv1d: _CONV1D,
+    torch.conv2d: _CONV2D,
 }
 METHODS: dict[str, Spelling] = {
     "matmul": _MATMUL,
@@ -85,7 +92,8 @@ class Normalise(PassBase):
 
 
 def read(graph_module: fx.GraphModule, node: fx.Node) -> Operands | None:
-    """The multiply that ``node`` is, if its weight is a 2-D parameter or buffer of the module."""
+    """The multiply that ``node`` is, if its weight is a parameter or buffer of the module: a matrix,
+    or that of a 1x1 convolution."""
     if node.op == "call_module":
         return _read_module(graph_module, node)
     spelling = None
@@ -96,22 +104,37 @@ def read(graph_module: fx.GraphModule, node: fx.Node) -> Operands | None:
     if spelling is None:
         return None
     arguments = _bind(spelling, node)
-    found = _constant(graph_module, arguments.get(spelling.weight)) if arguments else None
-    if arguments is None or found is None or not isinstance(arguments[spelling.x], fx.Node):
+    if arguments is None or not isinstance(arguments[spelling.x], fx.Node):
+        return None
+    found = _constant(graph_module, arguments.get(spelling.weight), spelling.spatial)
+    added = arguments.get(spelling.added)
+    if found is None or (spelling.spatial and not _is_1x1(arguments)):
         return None
     path, swapped = found
-    multiply = Multiply(path, spelling.op, swapped != spelling.flip)
-    return Operands(multiply, arguments[spelling.x], arguments.get(spelling.added))
+    multiply = Multiply(path, spelling.op, swapped != spelling.flip, spelling.spatial)
+    return Operands(multiply, arguments[spelling.x], added)
+
+
+def _is_1x1(arguments: dict[str, Any]) -> bool:
+    """Whether a convolution with a 1x1 kernel keeps every pixel and mixes all channels."""
+
+    def has(name: str, value: int) -> bool:
+        given = arguments.get(name, value)
+        return given == value or (
+            isinstance(given, (tuple, list)) and all(one == value for one in given)
+        )
+
+    padding = arguments.get("padding") in ("valid", "same") or has("padding", 0)
+    return padding and has("stride", 1) and has("groups", 1)
 
 
 def _read_module(graph_module: fx.GraphModule, node: fx.Node) -> Operands | None:
     module = graph_module.get_submodule(str(node.target))
-    if not is_plain_linear(module) and not (
-        isinstance(module, SparseLinear) and not has_hooks(module)
-    ):
+    if not is_plain(module) and not (isinstance(module, SparseModule) and not has_hooks(module)):
         return None
     x = node.args[0] if node.args else node.kwargs.get("input")
-    return Operands(Multiply(f"{node.target}.weight", "nn.Linear"), x)
+    spatial = len(getattr(module, "kernel_size", ()))
+    return Operands(Multiply(f"{node.target}.weight", operation(module), spatial=spatial), x)
 
 
 def _bind(spelling: Spelling, node: fx.Node) -> dict[str, Any] | None:
@@ -126,14 +149,14 @@ def _bind(spelling: Spelling, node: fx.Node) -> dict[str, Any] | None:
     return arguments if known and complete else None
 
 
-def _constant(graph_module: fx.GraphModule, value: Any) -> tuple[str, bool] | None:
+def _constant(graph_module: fx.GraphModule, value: Any, spatial: int) -> tuple[str, bool] | None:
     """The path of the parameter or buffer that ``value`` is, and whether it is seen transposed."""
     if not isinstance(value, fx.Node):
         return None
     swapped = False
     while value.op != "get_attr":
         swap = _swaps(value)
-        if swap is None:
+        if swap is None or (swap and spatial):
             return None
         swapped ^= swap
         value = value.args[0]
@@ -141,10 +164,11 @@ def _constant(graph_module: fx.GraphModule, value: Any) -> tuple[str, bool] | No
             return None
     path = str(value.target)
     tensor = attribute(graph_module, path)
-    is_matrix = isinstance(tensor, torch.Tensor) and tensor.dim() == 2
-    return (
-        (path, swapped) if is_matrix or attribute(graph_module, path + SUFFIX) is not None else None
-    )
+    if attribute(graph_module, path + SUFFIX) is not None:
+        return path, swapped
+    if not isinstance(tensor, torch.Tensor) or tensor.dim() != 2 + spatial:
+        return None
+    return (path, swapped) if all(size == 1 for size in tensor.shape[2:]) else None
 
 
 def attribute(module: torch.nn.Module, path: str) -> Any:

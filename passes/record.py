@@ -23,11 +23,15 @@ class Call:
 
 @dataclass(frozen=True)
 class Multiply:
-    """``y = x @ W.T`` (``x @ W`` where ``transposed``) with the weight at ``path`` of the graph."""
+    """``y = x @ W.T`` (``x @ W`` where ``transposed``) with the weight at ``path`` of the graph.
+
+    ``spatial``: of each pixel of images of so many dimensions.
+    """
 
     path: str
     op: str
     transposed: bool = False
+    spatial: int = 0
     call: Call | None = None
 
 

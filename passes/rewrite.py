@@ -28,7 +28,7 @@ def mark(weight: Weight, decision: Decision) -> None:
 
 
 class Rewrite(PassBase):
-    """Replaces every marked node by ``torch.ops.fxsparse.linear``; views left without use go.
+    """Replaces every marked node by a call of the operator; views left without use go.
 
     Runs after the packed weights are installed. A call that another one follows, with nothing
     between them that needs torch's threads, says so with ``more``.
@@ -70,19 +70,13 @@ class Rewrite(PassBase):
                 and attribute(graph_module, f"{node.target}.bias") is not None
             ):
                 bias = graph.create_node("get_attr", f"{node.target}.bias")
-            if _is_bias(graph_module, added, call):
-                bias, added = added, None
+            spatial = operands.multiply.spatial
+            if spatial or _is_bias(graph_module, added, call):
+                bias, added = bias or added, None
+            sizes = (call.out_features, call.in_features, call.dtype, call.threads)
             new = graph.call_function(
-                ops.linear,
-                (
-                    operands.x,
-                    packed,
-                    bias,
-                    call.out_features,
-                    call.in_features,
-                    call.dtype,
-                    call.threads,
-                ),
+                ops.conv1x1 if spatial else ops.linear,
+                (operands.x, packed, bias, *sizes, *([spatial] if spatial else [])),
             )
             if added is not None:
                 new = graph.call_function(torch.add, (new, added))

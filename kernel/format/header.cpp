@@ -64,7 +64,7 @@ Header make_header(FormatId format, int64_t rows, int64_t cols, int64_t nonzeros
          ", nonzeros %" PRId64,
          rows, cols, nonzeros);
   check_counts(rows, cols, nonzeros);
-  if (flags & ~kKnownFlags) fail("packed flags: expected 0 to 7, got %" PRIu32, flags);
+  if (flags & ~kKnownFlags) fail("packed flags: expected 0 to 31, got %" PRIu32, flags);
   Header header{};
   std::memcpy(header.magic, kMagic, sizeof kMagic);
   header.version = kVersion;
@@ -95,7 +95,7 @@ Packed open_packed(const void* blob, int64_t bytes) {
     fail("packed format: expected a known format, got %d", static_cast<int>(header.format));
   if (header.reserved != 0) fail("packed reserved byte: expected zero, got %d", header.reserved);
   if (header.flags & ~kKnownFlags)
-    fail("packed flags: expected 0 to 7, got %" PRIu32, header.flags);
+    fail("packed flags: expected 0 to 31, got %" PRIu32, header.flags);
   check_counts(header.rows, header.cols, header.nonzeros);
   const Layout layout = packed.format->layout(header);
   if (layout.bytes != static_cast<uint64_t>(bytes))

@@ -32,7 +32,9 @@ constexpr char kMagic[8] = {'f', 'x', 's', 'p', 'a', 'r', 's', 'e'};
 constexpr uint32_t kFlagTransposed = 1;    // the transpose of this one
 constexpr uint32_t kFlagBuffer = 2;        // a buffer, not a parameter
 constexpr uint32_t kFlagRequiresGrad = 4;  // a parameter that required gradients
-constexpr uint32_t kKnownFlags = kFlagTransposed | kFlagBuffer | kFlagRequiresGrad;
+constexpr int kTrailingShift = 3;  // how many dimensions of size 1 follow (of a 1x1 convolution)
+constexpr uint32_t kFlagsTrailing = 3u << kTrailingShift;
+constexpr uint32_t kKnownFlags = kFlagTransposed | kFlagBuffer | kFlagRequiresGrad | kFlagsTrailing;
 constexpr uint64_t kAlignment = 64;  // of every section, relative to the start of the blob
 
 // The first 64 bytes of a packed weight, little endian, on every CPU the same. What follows are the

@@ -156,6 +156,7 @@ py::dict header(uintptr_t blob, int64_t bytes) {
   fields["nnz"] = packed.header.nonzeros;
   fields["transposed"] = (packed.header.flags & kFlagTransposed) != 0;
   fields["is_buffer"] = (packed.header.flags & kFlagBuffer) != 0;
+  fields["trailing"] = (packed.header.flags & kFlagsTrailing) >> kTrailingShift;
   fields["requires_grad"] = (packed.header.flags & kFlagRequiresGrad) != 0;
   return fields;
 }

@@ -325,13 +325,15 @@ void boxed_conv1x1(StableIValue* stack, uint64_t, uint64_t) {
   check_plain(x, "x");
   check_threads(threads);
   const int64_t dim = x.dim(), channels = dim - spatial - 1;
-  if (spatial < 1 || spatial > 2 || channels < 0 || channels > 1)
-    refuse("expected x with %" PRId64 " (one image) or %" PRId64 " dimensions, got shape %s",
-           spatial + 1, spatial + 2, shape_text(x).c_str());
+  if (spatial < 1 || spatial > 2) refuse("expected spatial as 1 or 2, got %" PRId64, spatial);
+  if (channels < 0 || channels > 1)
+    refuse("expected %" PRId64 "D (unbatched) or %" PRId64 "D (batched) input to conv%" PRId64
+           "d, but got input of size: %s",
+           spatial + 1, spatial + 2, spatial, shape_text(x).c_str());
   if (x.dtype() != dtype) refuse_dtype("x", dtype, x.dtype());
   if (x.sizes()[channels] != in)
-    refuse("expected x with %" PRId64 " channels (in_channels), got shape %s", in,
-           shape_text(x).c_str());
+    refuse("expected input%s to have %" PRId64 " channels, but got %" PRId64 " channels instead",
+           shape_text(x).c_str(), in, x.sizes()[channels]);
 
   const bool channels_last = channels == 1 && is_channels_last(x);
   int64_t sizes[4];

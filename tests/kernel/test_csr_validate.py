@@ -53,7 +53,7 @@ def test_a_packed_weight_is_valid(packed):
         (TILES, "u1", 1, "packed tiles: expected zeros for csr, got 1 0"),
         (TILES + 1, "u1", 1, "packed tiles: expected zeros for csr, got 0 1"),
         (RESERVED, "u1", 1, "packed reserved byte: expected zero, got 1"),
-        (FLAGS, "<u4", 8, "packed flags: expected 0 to 7, got 8"),
+        (FLAGS, "<u4", 32, "packed flags: expected 0 to 31, got 32"),
         (ROWS, "<u8", 56, "packed size: expected"),
         (ROWS, "<u8", 2**63, "expected sizes below 2.63"),
         (ROWS, "<u8", 2**63 - 1, "expected a length below 2.63|packed size: expected"),

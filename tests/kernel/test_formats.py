@@ -308,7 +308,7 @@ def test_packing_is_the_same_on_any_number_of_threads(format, threads, num_threa
         assert torch.equal(pack(layout, format), expected)
 
 
-@pytest.mark.parametrize("flags", range(8))
+@pytest.mark.parametrize("flags", [*range(8), 8, 17, 31])
 @every_format
 def test_header(format, flags):
     weight = pruned(40, 70, torch.float16)
@@ -324,10 +324,11 @@ def test_header(format, flags):
         "transposed": bool(flags & 1),
         "is_buffer": bool(flags & 2),
         "requires_grad": bool(flags & 4),
+        "trailing": flags >> 3,
     }
 
 
 @every_format
 def test_unknown_flags_are_refused(format):
-    with pytest.raises(ValueError, match="packed flags: expected 0 to 7, got 8"):
-        describe(torch.eye(3), format, 8)
+    with pytest.raises(ValueError, match="packed flags: expected 0 to 31, got 32"):
+        describe(torch.eye(3), format, 32)

@@ -114,7 +114,7 @@ void test_expected_bytes(const Blob& blob, const Weight& weight, const Format& f
 }  // namespace
 
 void test_format(const Format& format, const Weight& weight, Random& random) {
-  const auto flags = static_cast<uint32_t>(below(random, 8));
+  const auto flags = static_cast<uint32_t>(below(random, fxsparse::kKnownFlags + 1));
   const int shift = static_cast<int>(below(random, 64));
   const Blob blob = pack(format, to_dense(weight, Order::kRows, false), flags, shift);
   test_header(blob, weight, flags);

@@ -74,7 +74,56 @@ Matrix run(const Blob& blob, const Tested& tested, const Problem& p, int threads
   return y;
 }
 
-void test_problem(const Blob& blob, const Kernels& kernels, const Problem& p) {
+// The rows of a matrix as pixels of images, the values of a channel together.
+struct Images {
+  const Type& type;
+  fxsparse::Planes planes;
+  Memory memory;
+
+  uint8_t* at(int64_t row, int64_t k) const {
+    const int64_t image = row / planes.pixels * planes.image, pixel = row % planes.pixels;
+    return memory.data() + (image + k * planes.channel + pixel) * type.bytes;
+  }
+};
+
+Images make_images(const Type& type, int64_t count, int64_t pixels, int64_t channels, int64_t gap) {
+  const fxsparse::Planes planes{pixels, channels * (pixels + gap), pixels + gap};
+  const int64_t values =
+      channels == 0 ? 0 : (count - 1) * planes.image + (channels - 1) * planes.channel + pixels;
+  return {type, planes, Memory(values * type.bytes)};
+}
+
+// The same product for images: the same bits, in other places.
+void test_images(const Blob& blob, const Tested& tested, const Problem& p, const Matrix& y,
+                 Random& random) {
+  const int64_t rows = p.x.rows, size = p.x.type->bytes;
+  int64_t count = 1 + below(random, rows);
+  while (rows % count != 0) --count;
+  const Images in = make_images(*p.x.type, count, rows / count, p.x.cols, below(random, 4));
+  const Images out = make_images(*p.x.type, count, rows / count, p.out, 0);
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t k = 0; k < p.x.cols; ++k)
+      std::memcpy(in.at(row, k), p.x.row(row) + k * size, size);
+  LinearCall call{};
+  call.packed = &blob.packed;
+  call.x = in.memory.data();
+  call.x_planes = &in.planes;
+  call.batch = rows;
+  call.bias = p.bias ? p.bias->memory.data() : nullptr;
+  call.y = out.memory.data();
+  call.y_planes = &out.planes;
+  call.isa = tested.isa;
+  call.threads = static_cast<int>(1 + below(random, 3));
+  linear(*tested.kernel, call);
+  bool same = true;
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t n = 0; n < p.out; ++n)
+      same &= std::memcmp(out.at(row, n), y.row(row) + n * size, size) == 0;
+  expect(same, "%lld images of %lld pixels give other bits than rows",
+         static_cast<long long>(count), static_cast<long long>(rows / count));
+}
+
+void test_problem(const Blob& blob, const Kernels& kernels, const Problem& p, Random& random) {
   const Scope scope("batch %lld%s", static_cast<long long>(p.x.rows), p.bias ? " with bias" : "");
   for (const Tested& tested : kernels) {
     const Scope isa("%s", tested.isa_name);
@@ -83,6 +132,7 @@ void test_problem(const Blob& blob, const Kernels& kernels, const Problem& p) {
     const Matrix shared = run(blob, tested, p, 3);
     expect(shared.memory == y.memory, "%s: three threads give other bits than one",
            p.transposed ? "transposed" : "forward");
+    if (!p.transposed) test_images(blob, tested, p, y, random);
   }
 }
 
@@ -97,8 +147,8 @@ void test_products(const Blob& blob, const Weight& weight, const Kernels& kernel
     const int64_t widest = std::max(weight.shape.cols, weight.shape.rows);
     if (batch * widest > kMostValues) batch = std::max<int64_t>(kMostValues / widest, 1);
     const Matrix* with_bias = chance(random, .7) ? &bias : nullptr;
-    test_problem(blob, kernels, make_problem(weight, false, batch, with_bias, random));
-    test_problem(blob, kernels, make_problem(weight, true, batch, nullptr, random));
+    test_problem(blob, kernels, make_problem(weight, false, batch, with_bias, random), random);
+    test_problem(blob, kernels, make_problem(weight, true, batch, nullptr, random), random);
   }
 }
 
