@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import fx
@@ -17,10 +16,12 @@ from .audit import objection
 from .clone import share_clone
 from .effects import watched
 from .errors import CaptureError
-from .graph_module import SparseGraphModule
+from .export import export
+from .graph_module import build
 from .submodules import trace_submodules
 from .tracer import WatchedTracer
 from .trust import OPTIONAL, doubts_before_tracing
+from .verify import Inputs
 
 
 @dataclass
@@ -28,11 +29,13 @@ class Captured:
     """What the passes work on.
 
     ``trees`` are the module trees whose weights are replaced: the result's, and the model's own
-    where a graph of it is made in place. ``note`` says why the model was not traced as a whole;
-    ``graphs`` are those of its submodules, by path, where it was not.
+    where a graph of it is made in place. ``how`` is what was done; ``note`` says why the model was
+    not traced as a whole, or what an exported graph takes; ``graphs`` are those of its submodules, by
+    path, where it was not.
     """
 
     trees: list[torch.nn.Module]
+    how: str
     note: str | None = None
     graphs: dict[str, fx.GraphModule] = field(default_factory=dict)
 
@@ -46,9 +49,10 @@ def capture(
     own: torch.nn.Module,
     how: str,
     inplace: bool,
+    inputs: Inputs | None = None,
     equals_model: Callable[[torch.nn.Module], bool] | None = None,
 ) -> Captured:
-    """Capture a model by ``"auto"``, ``"trace"`` or ``"modules"``.
+    """Capture a model by ``"auto"``, ``"trace"``, ``"export"`` (on ``inputs``) or ``"modules"``.
 
     ``own`` is the tree to work on: the model itself where it is rewritten ``inplace``, a copy
     otherwise. It is neither run nor changed. ``equals_model`` runs a candidate on the example
@@ -56,6 +60,10 @@ def capture(
     """
     if how == "modules":
         return _by_modules(own)
+    if how == "export":
+        assert inputs is not None
+        exported = export(own, inputs)
+        return Captured([exported, own] if inplace else [exported], "export", f"{exported._inputs}")
     doubts = []
     if how == "auto" and callable(getattr(own, "generate", None)):
         doubts.append("the model has generate(), which a graph would lose")
@@ -65,7 +73,7 @@ def capture(
         if traced is not None and doubts and equals_model is not None and not equals_model(traced):
             found = ["the trace differs on example_inputs"]
         if traced is not None and not found:
-            return Captured([traced, own] if inplace else [traced])
+            return Captured([traced, own] if inplace else [traced], "trace")
         doubts = found
     if how == "trace":
         raise CaptureError(
@@ -78,7 +86,7 @@ def capture(
 
 def _by_modules(own: torch.nn.Module, note: str | None = None) -> Captured:
     graphs = trace_submodules(own, lambda module: trace(module)[0])
-    return Captured([own, *graphs.values()], note, graphs)
+    return Captured([own, *graphs.values()], "modules", note, graphs)
 
 
 def _text(doubts: list[str]) -> str:
@@ -95,56 +103,9 @@ def trace(model: torch.nn.Module) -> tuple[fx.GraphModule | None, list[str]]:
         scratch = share_clone(model)
         with watched(scratch) as effects:
             graph = tracer.trace(scratch)
-        doubts = [*tracer.doubts, *filter(None, map(objection, tracer.codes))]
+        doubts = [*tracer.doubts, *filter(None, map(objection, tracer.watch.codes))]
         doubts += [f"forward {effect}, which a graph would not" for effect in effects]
-        return (None, doubts) if doubts else (_graph_module(graph, model), [])
+        return (None, doubts) if doubts else (build(graph, model), [])
     except Exception as error:
         text = (str(error).splitlines() or [""])[0][:200]
         return None, [f"symbolic_trace fails: {type(error).__name__}: {text}"]
-
-
-def _resolve(root: torch.nn.Module, path: str) -> Any:
-    value: Any = root
-    for name in path.split("."):
-        value = getattr(value, name)
-    return value
-
-
-def _graph_module(graph: fx.Graph, own: torch.nn.Module) -> fx.GraphModule:
-    """A GraphModule over ``own``'s modules and tensors that keeps every parameter and buffer of it.
-
-    What forward does not use stays too: the state_dict's keys are the model's.
-    """
-    targets = {str(n.target) for n in graph.nodes if n.op in ("get_attr", "call_module")}
-    attributes = {path: _resolve(own, path) for path in targets}
-    traced = SparseGraphModule(attributes, graph, type(own).__name__)
-    for path, tensor in [
-        *own.named_parameters(remove_duplicate=False),
-        *own.named_buffers(remove_duplicate=False),
-    ]:
-        _place(traced, own, path, tensor)
-    flags = {path: module.training for path, module in own.named_modules(remove_duplicate=False)}
-    for path, module in traced.named_modules():
-        module.training = flags.get(path, module.training)
-    return traced
-
-
-def _place(traced: fx.GraphModule, own: torch.nn.Module, path: str, tensor: torch.Tensor) -> None:
-    """Register ``tensor`` at ``path`` as ``own`` does, over plain modules made where none is."""
-    *names, last = path.split(".")
-    module: torch.nn.Module = traced
-    source = own
-    for name in names:
-        source = source._modules[name]  # type: ignore[assignment]
-        if name not in module._modules:
-            module.add_module(name, torch.nn.Module())
-        module = module._modules[name]  # type: ignore[assignment]
-    if module is source:
-        return
-    if last in source._parameters:
-        module._buffers.pop(last, None)
-        module._parameters[last] = tensor  # type: ignore[assignment]
-    else:
-        module.register_buffer(
-            last, tensor, persistent=last not in source._non_persistent_buffers_set
-        )

@@ -29,7 +29,7 @@ from .passes.rewrite import Rewrite, mark
 from .report import RewriteReport
 from .rows import report_row
 from .submodules import attach
-from .verify import Reference, check_inputs
+from .verify import Inputs, Reference, check_inputs
 
 
 def compile(
@@ -64,7 +64,9 @@ def compile(
         threads: the most threads a node uses: one number, or numbers by weight path pattern.
             ``None`` gives each call as many as its work is worth. ``set_num_threads`` caps all.
         capture: ``"auto"``, ``"trace"`` (a GraphModule, or an error that says why its trace cannot
-            be trusted), ``"modules"`` (the model's class is kept); ``"export"`` is not available yet.
+            be trusted), ``"export"`` (a GraphModule of ``torch.export`` on ``example_inputs``, which
+            takes inputs of their structure, types and training flags), ``"modules"`` (the model's
+            class is kept).
         prefer: ``"memory"`` packs every candidate that shrinks; ``"latency"`` keeps those dense that
             are expected to be slower packed.
         inplace: rewrite ``model``'s own modules and free each dense weight as soon as it is packed.
@@ -79,7 +81,8 @@ def compile(
     Raises:
         TypeError, ValueError: a model or an option that is not understood.
         NotImplementedError: an option that is not available yet.
-        CaptureError: ``capture="trace"`` cannot be trusted, or the model cannot be copied.
+        CaptureError: ``capture="trace"`` cannot be trusted, ``"export"`` fails or would freeze what
+            the model does, or the model cannot be copied.
         VerificationError: the result differs from the dense model on ``example_inputs``.
 
     Example:
@@ -130,6 +133,7 @@ class _Request:
     model: torch.nn.Module
     options: Options
     capture: str
+    inputs: Inputs | None
     reference: Reference | None
 
     @classmethod
@@ -142,9 +146,9 @@ class _Request:
         verify: bool | None = None,
         **options: Any,
     ) -> _Request:
-        check_capture(capture)
         checked = Options.checked(**options)
         inputs = check_inputs(example_inputs)
+        check_capture(capture, inputs is not None)
         if verify is not None and not isinstance(verify, bool):
             raise TypeError(f"verify: expected True, False or None, got {verify!r}")
         if verify and inputs is None:
@@ -154,7 +158,7 @@ class _Request:
         reference = None
         if inputs is not None and verify is not False:
             reference = Reference(unwrapped, inputs)
-        return cls(unwrapped, checked, capture, reference)
+        return cls(unwrapped, checked, capture, inputs, reference)
 
     def run(self, inplace: bool) -> tuple[torch.nn.Module, list[tuple[type[Warning], str]]]:
         """Compile. Returns the result, which has its report, and what to warn of."""
@@ -190,7 +194,7 @@ class _Request:
     def plan(self, own: torch.nn.Module, inplace: bool) -> _Plan:
         """Capture and decide. Changes nothing."""
         equals = self.reference.equals if self.reference else None
-        captured = capture_model(own, self.capture, inplace, equals)
+        captured = capture_model(own, self.capture, inplace, self.inputs, equals)
         weights = collect(captured.trees, captured.graphs)
         paths = [path for weight in weights for path in (weight.path, *weight.aliases)]
         self.options.check_patterns(paths)
@@ -226,7 +230,7 @@ class _Plan:
             dense_bytes=self.dense_bytes,
             stored_bytes=stored,
             candidates=sum(decision.candidate for decision in self.decisions),
-            capture="trace" if isinstance(self.captured.root, fx.GraphModule) else "modules",
+            capture=self.captured.how,
             note=self.captured.note,
         )
 

@@ -15,8 +15,17 @@ import torch
 def watched(root: torch.nn.Module) -> Iterator[list[str]]:
     """Gives a list that says, after the block, what the block changed: attributes of the modules of
     ``root``, and whether it drew random numbers. The generators are put back as they were."""
+    before = attributes(root)
+    with draws() as effects:
+        yield effects
+    effects += changes(before, attributes(root))
+
+
+@contextmanager
+def draws() -> Iterator[list[str]]:
+    """The part of :func:`watched` that is about random numbers."""
     effects: list[str] = []
-    before, numbers = _attributes(root), _random_numbers()
+    numbers = _random_numbers()
     try:
         with torch.random.fork_rng(devices=[]):
             yield effects
@@ -24,9 +33,12 @@ def watched(root: torch.nn.Module) -> Iterator[list[str]]:
                 effects.append("draws random numbers")
     finally:
         _restore_random_numbers(numbers)
-    after = _attributes(root)
+
+
+def changes(before: dict[str, int], after: dict[str, int]) -> list[str]:
+    """What differs between two :func:`attributes`: the first three."""
     changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    effects += [f"changes {name!r}" for name in changed[:3]]
+    return [f"changes {name!r}" for name in changed[:3]]
 
 
 def _random_numbers() -> tuple[Any, ...]:
@@ -46,7 +58,7 @@ def _restore_random_numbers(states: tuple[Any, ...]) -> None:
         sys.modules["numpy"].random.set_state(states[2])
 
 
-def _attributes(root: torch.nn.Module) -> dict[str, int]:
+def attributes(root: torch.nn.Module) -> dict[str, int]:
     """A hash of the identity of every attribute of every module, one level into containers."""
 
     def identity(value: Any) -> Any:

@@ -103,14 +103,14 @@ def matches(pattern: str, paths: Iterable[str]) -> bool:
     return any(fnmatchcase(path, pattern) for path in paths)
 
 
-def check_capture(capture: str) -> None:
+def check_capture(capture: str, has_inputs: bool) -> None:
     if capture not in CAPTURES:
         raise ValueError(
             f"capture: expected one of {', '.join(map(repr, CAPTURES))}, got {capture!r}"
         )
-    if capture == "export":
-        raise NotImplementedError(
-            "capture='export' is not available yet: use capture='auto', 'trace' or 'modules'"
+    if capture == "export" and not has_inputs:
+        raise ValueError(
+            "capture='export': expected example_inputs to export the model with, got none"
         )
 
 

@@ -48,8 +48,8 @@ class RewriteReport:
     ``dense_bytes`` and ``stored_bytes`` are the bytes of the whole module before (pruning masks
     folded) and after: the distinct memory of its parameters and buffers. ``candidates`` counts the
     weights at or above the threshold, ``weight_share`` is the share of the module's bytes that was
-    rewritten. ``capture`` is ``"trace"`` or ``"modules"``, ``note`` says why the model as a whole
-    was not traced. All is as of that compile: weights loaded later do not change it.
+    rewritten. ``capture`` is ``"trace"``, ``"export"`` or ``"modules"``, ``note`` says why the model
+    as a whole was not traced, or what an exported graph takes. All is as of that compile: weights loaded later do not change it.
 
     >>> print(fxsparse.compile(model).report)  # doctest: +SKIP
     weight    op         shape      sparsity  status    format    dense    stored    reason
@@ -91,7 +91,9 @@ class RewriteReport:
         return f"{self._table('simple')}\n{self._closing()}"
 
     def _closing(self) -> str:
-        """The summary, and why the model kept its class where it did."""
+        """The summary, and why the model kept its class where it did, or what its graph takes."""
+        if self.capture == "export":
+            return f"{self.summary()}\nThe graph was exported for {self.note}"
         first, *more = (self.note or "").split("; ")
         if not first:
             return self.summary()

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import sysconfig
-import types
 from typing import Any
 
 import torch
 from torch import fx
 
 from .modules import SparseModule
-
-# Code that needs no audit: torch (leaves, and what looks at proxies on fx's behalf), Python's own
-# library, and this package.
-_KNOWN = tuple(
-    folder + os.sep
-    for folder in (
-        os.path.dirname(torch.__file__),
-        os.path.dirname(os.path.abspath(__file__)),
-        sysconfig.get_path("stdlib"),
-    )
-)
-_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+from .watch import Watch
 
 
 class TensorProxy(fx.Proxy):
@@ -51,37 +36,23 @@ class TensorProxy(fx.Proxy):
 
 
 class WatchedTracer(fx.Tracer):
-    """``fx.Tracer`` that collects the code it ran through (``codes``) and what it cannot keep
-    (``doubts``). Buffers are read through the graph as parameters are."""
+    """``fx.Tracer`` that watches the code it runs through (``watch``) and collects what it cannot
+    keep (``doubts``). Buffers are read through the graph as parameters are."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.codes: set[types.CodeType] = set()
+        self.watch = Watch()
         self.doubts: list[str] = []
         self._paths: dict[int, str] = {}
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
         named = [*root.named_buffers(), *root.named_parameters()]
         self._paths = {id(tensor): path for path, tensor in reversed(named)}
-        outer = sys.getprofile()
-        if outer is not None and not callable(outer):  # cProfile: it cannot be set again from here
+        with self.watch:
+            graph = super().trace(root, concrete_args)
+        if self.watch.blind:
             self.doubts.append("a profiler runs, so the trace cannot be watched")
-            return super().trace(root, concrete_args)
-        sys.setprofile(self._on_call)
-        try:
-            return super().trace(root, concrete_args)
-        finally:
-            sys.setprofile(outer)
-
-    def _on_call(self, frame: types.FrameType, event: str, argument: Any) -> None:
-        if event != "call" or not needs_audit(frame.f_code):
-            return
-        # fx looks through the attributes of a module for tensors: what they do then is not forward's.
-        asker: types.FrameType | None = frame
-        while asker is not None and asker.f_code.co_name == "__getattribute__":
-            asker = asker.f_back
-        if asker is not None and needs_audit(asker.f_code):
-            self.codes.add(frame.f_code)
+        return graph
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         if not isinstance(attr_val, torch.Tensor):
@@ -105,18 +76,6 @@ class WatchedTracer(fx.Tracer):
         if isinstance(a, torch.Tensor) and id(a) not in self._paths:
             self.doubts.append("forward makes a tensor, which a trace would keep")
         return super().create_arg(a)
-
-
-def needs_audit(code: types.CodeType) -> bool:
-    """Whether a function is somebody's own: its control flow is not known."""
-    file = code.co_filename
-    if code.co_name.startswith("<") and code.co_name != "<lambda>":
-        return False  # a comprehension: read with the function around it
-    if file == "<string>" and code.co_varnames[:1] == ("_cls",):
-        return False  # the constructor of a namedtuple
-    if any(folder in file for folder in _INSTALLED):
-        return not file.startswith(_KNOWN[:2])
-    return not file.startswith((*_KNOWN, "<frozen"))
 
 
 def _loses_its_type(container: type) -> bool:

@@ -11,7 +11,8 @@ from torch.nn.modules import module as torch_module
 
 from .audit import objection
 from .modules import HOOKS, STATE_HOOKS
-from .tracer import WatchedTracer, needs_audit
+from .tracer import WatchedTracer
+from .watch import needs_audit
 
 #: The one doubt that example inputs can lift.
 OPTIONAL = "forward has optional or keyword arguments"
@@ -29,13 +30,9 @@ def doubts_before_tracing(model: torch.nn.Module) -> list[str]:
     plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if any(p.kind not in plain or p.default is not inspect.Parameter.empty for p in parameters):
         doubts.append(OPTIONAL)
-    if any(p.name == "torch" for p in parameters):
-        doubts.append("forward has an argument named 'torch'")
+    doubts += names_lost(model)
     if any(getattr(torch_module, hooks, None) for hooks in _GLOBAL_HOOKS):
         doubts.append("global module hooks are registered")
-    for name in [*model._modules, *model._parameters, *model._buffers]:
-        if hasattr(fx.GraphModule, name) or name in ("graph", "meta"):
-            doubts.append(f"a GraphModule has an attribute {name!r} of its own")
     is_leaf = WatchedTracer().is_leaf_module
     for path, module in model.named_modules():
         where = path or "the model"
@@ -44,11 +41,39 @@ def doubts_before_tracing(model: torch.nn.Module) -> list[str]:
         if isinstance(module, torch.jit.ScriptModule):
             doubts.append(f"{where} is compiled by torch.jit")
             continue
-        if any(keyword.iskeyword(name) for name in module._modules):
-            doubts.append(f"{where} has a child named by a keyword")
         if not path or not is_leaf(module, path):
             doubts += _doubts_of_class(module, where)
     return doubts
+
+
+def names_lost(model: torch.nn.Module) -> list[str]:
+    """Names that cannot stand in the code of a graph or on a GraphModule."""
+    doubts = []
+    if "torch" in inspect.signature(type(model).forward).parameters:
+        doubts.append("forward has an argument named 'torch'")
+    for name in [*model._modules, *model._parameters, *model._buffers]:
+        if hasattr(fx.GraphModule, name) or name in ("graph", "meta"):
+            doubts.append(f"a GraphModule has an attribute {name!r} of its own")
+    for path, module in model.named_modules():
+        if any(keyword.iskeyword(name) for name in module._modules):
+            doubts.append(f"{path or 'the model'} has a child named by a keyword")
+    return doubts
+
+
+def foreign_hooks(model: torch.nn.Module) -> list[str]:
+    """Hooks that are not torch's own: what they do beside the graph would be done once."""
+    doubts = []
+    if any(getattr(torch_module, hooks, None) for hooks in _GLOBAL_HOOKS):
+        doubts.append("global module hooks are registered")
+    for path, module in model.named_modules():
+        hooks = [hook for kind in (*HOOKS, *STATE_HOOKS) for hook in getattr(module, kind).values()]
+        if any(not _module_of(getattr(hook, "hook", hook)).startswith("torch.") for hook in hooks):
+            doubts.append(f"{path or 'the model'} has hooks")
+    return doubts
+
+
+def _module_of(hook: object) -> str:
+    return str(getattr(hook, "__module__", type(hook).__module__))
 
 
 def _doubts_of_class(module: torch.nn.Module, where: str) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from .clone import share_clone
@@ -35,19 +36,42 @@ def run(model: torch.nn.Module, inputs: Inputs) -> Any:
     """The output of a copy of ``model`` on copies of ``inputs``, with a fixed random seed."""
     packed = [module._buffers[name] for module in model.modules() for name in packed_names(module)]
     clone = share_clone(model, also=[buffer for buffer in packed if buffer is not None])
-    inputs = _copies(inputs)
+    inputs = copies(inputs)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return clone(**inputs) if isinstance(inputs, dict) else clone(*inputs)
 
 
-def _copies(inputs: Inputs) -> Inputs:
-    """The inputs anew, caches and other objects in them too where they can be copied."""
-    inputs = tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), inputs)
+def copies(inputs: Inputs) -> Inputs:
+    """The inputs anew, caches and other objects in them too where they can be copied.
+
+    What is one tensor stays one tensor.
+    """
+    made: dict[int, torch.Tensor] = {}
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = tensor.detach().clone()
+        return made[id(tensor)]
+
+    inputs = tree_map_only(torch.Tensor, copied, inputs)
     try:
         return copy.deepcopy(inputs)
     except Exception:
         return inputs
+
+
+class _Watches16Bits(TorchDispatchMode):
+    """Whether values of 16 bits are made on the way: what is behind them has no more digits."""
+
+    seen = False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = func(*args, **(kwargs or {}))
+        for value in result if isinstance(result, (list, tuple)) else (result,):
+            if isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16):
+                self.seen = True
+        return result
 
 
 class Reference:
@@ -56,11 +80,14 @@ class Reference:
     def __init__(self, model: torch.nn.Module, inputs: Inputs) -> None:
         self.inputs = inputs
         try:
-            self.output = run(model, inputs)
+            with _Watches16Bits() as watch:
+                self.output = run(model, inputs)
         except Exception as error:
             raise ValueError(
                 f"example_inputs: {type(model).__name__} itself fails on them: {type(error).__name__}: {error}"
             ) from error
+
+        self.coarse = watch.seen
 
     def equals(self, candidate: torch.nn.Module) -> bool:
         """Whether ``candidate`` gives the same output."""
@@ -72,18 +99,22 @@ class Reference:
 
     def check(self, candidate: torch.nn.Module) -> None:
         """Raise :class:`VerificationError` where ``candidate`` gives another output."""
-        for where, problem in differences(run(candidate, self.inputs), self.output, "output"):
+        got = run(candidate, self.inputs)
+        for where, problem in differences(got, self.output, "output", self.coarse):
             raise VerificationError(
                 f"the compiled module differs from the dense model on example_inputs at {where}: {problem}"
             )
 
 
-def differences(got: Any, expected: Any, where: str) -> Iterator[tuple[str, str]]:
-    """Where and how two outputs differ: structure, shapes, dtypes, then values."""
+def differences(
+    got: Any, expected: Any, where: str, coarse: bool = False
+) -> Iterator[tuple[str, str]]:
+    """Where and how two outputs differ: structure, shapes, dtypes, then values; ``coarse``: those come
+    from values of 16 bits."""
     if type(got) is not type(expected):
         yield where, f"expected a {type(expected).__name__}, got a {type(got).__name__}"
     elif isinstance(expected, torch.Tensor):
-        problem = _tensor_difference(got, expected)
+        problem = _tensor_difference(got, expected, coarse)
         if problem:
             yield where, problem
     elif isinstance(expected, Mapping):
@@ -91,24 +122,24 @@ def differences(got: Any, expected: Any, where: str) -> Iterator[tuple[str, str]
             yield where, f"expected the keys {list(expected)}, got {list(got)}"
         else:
             for key in expected:
-                yield from differences(got[key], expected[key], f"{where}[{key!r}]")
+                yield from differences(got[key], expected[key], f"{where}[{key!r}]", coarse)
     elif isinstance(expected, (list, tuple)):
         if len(got) != len(expected):
             yield where, f"expected {len(expected)} items, got {len(got)}"
         else:
             for i, (a, b) in enumerate(zip(got, expected)):
-                yield from differences(a, b, f"{where}[{i}]")
+                yield from differences(a, b, f"{where}[{i}]", coarse)
     elif dataclasses.is_dataclass(expected) and not isinstance(expected, type):
         for field in dataclasses.fields(expected):
             a, b = getattr(got, field.name), getattr(expected, field.name)
-            yield from differences(a, b, f"{where}.{field.name}")
+            yield from differences(a, b, f"{where}.{field.name}", coarse)
     elif isinstance(expected, float):
-        yield from differences(torch.tensor(got), torch.tensor(expected), where)
+        yield from differences(torch.tensor(got), torch.tensor(expected), where, coarse)
     elif isinstance(expected, (int, str, bool)) and got != expected:
         yield where, f"expected {expected!r}, got {got!r}"
 
 
-def _tensor_difference(got: torch.Tensor, expected: torch.Tensor) -> str | None:
+def _tensor_difference(got: torch.Tensor, expected: torch.Tensor, coarse: bool) -> str | None:
     if got.shape != expected.shape or got.dtype != expected.dtype:
         return (
             f"expected {tuple(expected.shape)} {expected.dtype}, got {tuple(got.shape)} {got.dtype}"
@@ -124,7 +155,7 @@ def _tensor_difference(got: torch.Tensor, expected: torch.Tensor) -> str | None:
     a, b = got[finite].to(wide), expected[finite].to(wide)
     if a.numel() == 0:
         return None
-    tolerance = _TOLERANCE_16_BIT if expected.dtype.itemsize == 2 else _TOLERANCE
+    tolerance = _TOLERANCE_16_BIT if coarse or expected.dtype.itemsize == 2 else _TOLERANCE
     difference, largest = (a - b).abs().max().item(), b.abs().max().item()
     if difference <= tolerance * largest:
         return None

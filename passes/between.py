@@ -37,10 +37,11 @@ def is_brief(graph_module: fx.GraphModule, node: fx.Node) -> bool:
         return True
     if node.op == "call_module":
         return type(graph_module.get_submodule(str(node.target))) in MODULES
-    return node.op in ("call_function", "call_method") and _name(node.target) in NAMES
+    return node.op in ("call_function", "call_method") and operation(node.target) in NAMES
 
 
-def _name(target: object) -> str:
+def operation(target: object) -> str:
+    """The name of a function, method or operator, without namespace, overload and underscores."""
     if isinstance(target, torch._ops.OpOverload):
         name = target._schema.name.split("::")[-1]
     else:

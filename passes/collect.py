@@ -23,7 +23,7 @@ from .kinds import (
 )
 from .normalise import META, Normalise, attribute, read
 from .record import Site, Weight
-from .uses import final_uses, stand_in_site
+from .uses import constant_path, final_uses, stand_in_site
 
 #: Functions and methods that multiply by a weight in a way that is not rewritten.
 _MULTIPLIES = frozenset(
@@ -261,14 +261,4 @@ def _reads_only_as_weight(graph_module: fx.GraphModule, user: fx.Node) -> bool:
     operands = read(graph_module, user)
     assert operands is not None
     others = (operands.x, operands.added)
-    return not any(_constant_path(other) == operands.multiply.path for other in others)
-
-
-def _constant_path(value: object) -> str | None:
-    while isinstance(value, fx.Node):
-        if value.op == "get_attr":
-            return str(value.target)
-        value = (
-            value.args[0] if value.args and value.op in ("call_method", "call_function") else None
-        )
-    return None
+    return not any(constant_path(other) == operands.multiply.path for other in others)

@@ -45,6 +45,7 @@ class Spelling:
     spatial: int = 0
 
 
+_aten = torch.ops.aten
 _LINEAR = Spelling("linear", ("input", "weight", "bias"), "input", "weight", False, added="bias")
 _MATMUL = Spelling("matmul", ("input", "other"), "input", "other", True)
 _MM = Spelling("mm", ("input", "mat2"), "input", "mat2", True)
@@ -61,6 +62,12 @@ FUNCTIONS: dict[Callable[..., Any], Spelling] = {
     torch.addmm: _ADDMM,
     torch.conv1d: _CONV1D,
     torch.conv2d: _CONV2D,
+    _aten.linear.default: _LINEAR,
+    _aten.matmul.default: _MATMUL,
+    _aten.mm.default: _MM,
+    _aten.addmm.default: _ADDMM,
+    _aten.conv1d.default: _CONV1D,
+    _aten.conv2d.default: _CONV2D,
 }
 METHODS: dict[str, Spelling] = {
     "matmul": _MATMUL,
@@ -76,8 +83,20 @@ _SWAPS: dict[str, tuple[tuple[Any, ...], ...]] = {
     "permute": ((1, 0), ((1, 0),)),
 }
 _SWAP_ATTRIBUTES = ("T", "mT")
-_SWAP_FUNCTIONS = {torch.t: "t", torch.transpose: "transpose", torch.permute: "permute"}
-_SAME = ("contiguous", "detach")
+_VIEW_FUNCTIONS: dict[Callable[..., Any], str] = {
+    torch.t: "t",
+    torch.transpose: "transpose",
+    torch.permute: "permute",
+    _aten.t.default: "t",
+    _aten.numpy_T.default: "t",
+    _aten.mT.default: "t",
+    _aten.transpose.int: "transpose",
+    _aten.permute.default: "permute",
+    _aten.alias.default: "alias",
+    _aten.contiguous.default: "contiguous",
+    _aten.detach.default: "detach",
+}
+_SAME = ("alias", "contiguous", "detach")
 
 
 class Normalise(PassBase):
@@ -183,11 +202,11 @@ def _swaps(node: fx.Node) -> bool | None:
     """Whether a view of a matrix swaps its dimensions; None where it is another operation."""
     if not node.args or not isinstance(node.args[0], fx.Node):
         return None
-    name, rest = str(node.target), tuple(node.args[1:])
+    name, rest = str(node.target), tuple(map(_hashable, node.args[1:]))
     if node.op == "call_function":
         if node.target is getattr:
             return True if rest[0] in _SWAP_ATTRIBUTES else None
-        name = _SWAP_FUNCTIONS.get(node.target, "")  # type: ignore[arg-type]
+        name = _VIEW_FUNCTIONS.get(node.target, "")  # type: ignore[arg-type]
     elif node.op != "call_method":
         return None
     if node.kwargs:
@@ -195,3 +214,7 @@ def _swaps(node: fx.Node) -> bool | None:
     if name in _SAME and not rest:
         return False
     return True if rest in _SWAPS.get(name, ()) else None
+
+
+def _hashable(argument: Any) -> Any:
+    return tuple(argument) if isinstance(argument, list) else argument

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,15 +9,17 @@ import torch
 from torch import fx
 
 from fxsparse.reads import LOOK_UPS, Unknown, multiply_use
+from fxsparse.region import Region
 
+from .between import operation
 from .record import Site
 
 #: Views, by the name of the method or function; those that swap the last two dimensions.
-_SWAPS = frozenset(["t", "transpose", "permute", "swapaxes", "T", "mT"])
-_VIEWS = frozenset(["unsqueeze", "squeeze", "expand", "contiguous", "detach"])
+_SWAPS = frozenset(["t", "transpose", "permute", "swapaxes", "T", "mT", "numpy_T"])
+_VIEWS = frozenset(["unsqueeze", "squeeze", "expand", "contiguous", "detach", "alias"])
 #: Those that take matrices out of a stack.
-_PARTS = frozenset(["select", "narrow", "getitem", "chunk", "split", "unbind"])
-_FACTS = frozenset(["shape", "dtype", "device", "ndim", "size", "dim", "numel"])
+_PARTS = frozenset(["select", "narrow", "slice", "getitem", "chunk", "split", "unbind"])
+_FACTS = frozenset(["shape", "dtype", "device", "ndim", "size", "dim", "numel", "sym_size"])
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,33 @@ def final_uses(node: fx.Node, stacked: bool, swapped: bool = False) -> Iterator[
     for user in node.users:
         name = _name(user)
         is_view = bool(user.args) and user.args[0] is node and user.op != "call_module"
-        if is_view and name in _SWAPS:
+        region = _region(user)
+        if region is not None:
+            inner = region.body.graph.find_nodes(op="placeholder")[user.args.index(node)]
+            yield from final_uses(inner, stacked, swapped)
+        elif is_view and name in _SWAPS:
             yield from final_uses(user, stacked, not swapped)
         elif is_view and name in seen_through:
             yield from final_uses(user, stacked, swapped)
         else:
             yield Use(user, node, swapped)
+
+
+def constant_path(value: object) -> str | None:
+    """The path of the constant that ``value`` is, or is a view of; None where it is none."""
+    while isinstance(value, fx.Node) and value.op != "get_attr":
+        is_view = value.op != "call_module" and _name(value) in _SWAPS | _VIEWS | _PARTS
+        value = value.args[0] if is_view and value.args else None
+    return str(value.target) if isinstance(value, fx.Node) else None
+
+
+def _region(node: fx.Node) -> Region | None:
+    """The region of an exported graph that a node runs."""
+    owner = node.graph.owning_module
+    if node.op != "call_module" or owner is None:
+        return None
+    module = owner.get_submodule(str(node.target))
+    return module if isinstance(module, Region) else None
 
 
 def stand_in_site(use: Use) -> Site | None:
@@ -60,7 +82,8 @@ def stand_in_site(use: Use) -> Site | None:
     if user.op not in ("call_function", "call_method") or len(places) != 1:
         return None
     (place,) = places
-    if use.name in LOOK_UPS and place in (1, "weight"):
+    exported = isinstance(user.target, torch._ops.OpOverload)  # there the weight comes first
+    if use.name in LOOK_UPS and place in (0 if exported else 1, "weight"):
         return Site(user.name, node=user, lookup=True)
     try:
         transposed = multiply_use(use.name, place, use.swapped, user.args[0] if user.args else None)
@@ -81,6 +104,4 @@ def _places(use: Use) -> list[int | str]:
 def _name(node: fx.Node) -> str:
     if node.target is getattr:
         return str(node.args[1])
-    if node.op == "call_function" and node.target in (operator.getitem, torch.matmul):
-        return "getitem" if node.target is operator.getitem else "matmul"
-    return str(getattr(node.target, "__name__", node.target)).strip("_")
+    return operation(node.target)

@@ -27,7 +27,7 @@ def model():
         ({"min_elements": -1}, ValueError, "min_elements"),
         ({"min_elements": 1.5}, TypeError, "min_elements"),
         ({"capture": "dynamo"}, ValueError, "capture: expected one of 'auto'.*got 'dynamo'"),
-        ({"capture": "export"}, NotImplementedError, "capture='export'"),
+        ({"capture": "export"}, ValueError, "capture='export'.*example_inputs"),
         ({"values": torch.int8}, NotImplementedError, "values=torch.int8"),
         ({"values": "int8"}, TypeError, "values"),
         ({"prefer": "size"}, ValueError, "prefer: expected one of"),
