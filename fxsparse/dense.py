@@ -105,12 +105,13 @@ def _restore(module: torch.nn.Module, dense: dict[int, torch.Tensor]) -> None:
             assert isinstance(weight, torch.nn.Parameter)
             module.restore(attribute, weight)
             continue
-        del module._buffers[name]
+        persistent = name not in module._non_persistent_buffers_set
+        delattr(module, name)
         module.__dict__.pop(attribute, None)  # a stand-in
         if isinstance(weight, torch.nn.Parameter):
             module.register_parameter(attribute, weight)
         else:
-            module.register_buffer(attribute, weight)
+            module.register_buffer(attribute, weight, persistent=persistent)
     if not isinstance(module, SparseModule):
         release_packed(module)
 

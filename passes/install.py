@@ -40,7 +40,9 @@ def install(weight: Weight, decision: Decision, runs_itself: set[int]) -> None:
             continue
         owner._parameters.pop(name, None)
         owner._buffers.pop(name, None)
-        owner.register_buffer(name + SUFFIX, packed)
+        persistent = name not in owner._non_persistent_buffers_set
+        owner._non_persistent_buffers_set.discard(name)
+        owner.register_buffer(name + SUFFIX, packed, persistent=persistent)
         guard_packed(owner)
         if read_by_forward or id(owner) in runs_itself:
             owner.__dict__[name] = WeightView.of(packed, decision.threads or 0)

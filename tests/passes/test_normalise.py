@@ -163,3 +163,18 @@ def test_a_linear_called_by_keyword():
     assert sparse.report.rewritten == 1
     x = torch.randn(5, 64)
     torch.testing.assert_close(sparse(x), model(x))
+
+
+def test_a_buffer_that_is_not_persistent_stays_so():
+    class Fixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("w", sparse_weight(64, 64), persistent=False)
+
+        def forward(self, x):
+            return x @ self.w
+
+    model = Fixed()
+    sparse = fxsparse.compile(model, min_elements=0)
+    assert sparse.report.rewritten == 1
+    assert not sparse.state_dict() and not fxsparse.to_dense(sparse).state_dict()
