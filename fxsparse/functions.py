@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
+import math
+import string
 import types
 from collections.abc import Callable
 from typing import Any
@@ -17,15 +20,17 @@ import torch.nn.functional as F
 
 from .products import (
     add_batched_product,
+    add_matrix_vector,
     add_product,
     batched_product,
     grouped_product,
     linear,
     look_up,
+    matrix_product,
     matrix_vector,
     product,
 )
-from .weight_view import WeightView
+from .weight_view import WeightView, densify
 
 
 def dispatch_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -35,10 +40,16 @@ def dispatch_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         result = handler(*args, **kwargs)
         if result is not NotImplemented:
             return result
+    if func in _OF_MEMORY:
+        return func(*densify(args), **kwargs)
     if isinstance(func, types.FunctionType) and func.__module__ == F.__name__:
         return _unguarded(func)(*args, **kwargs)
     with torch._C.DisableTorchFunctionSubclass():
         return func(*args, **kwargs)
+
+
+#: Methods that read a tensor's memory past all operators.
+_OF_MEMORY = frozenset([torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__])
 
 
 @functools.cache
@@ -68,20 +79,11 @@ def _linear(input: Any, weight: Any, bias: Any = None) -> Any:
 
 
 def _matmul(input: Any, other: Any) -> Any:
-    if isinstance(input, WeightView):
-        if isinstance(other, WeightView) or input.dim() != 2 or other.dim() == 0:
-            return NotImplemented
-        if other.dim() == 1:
-            return matrix_vector(input, other)
-        found = product(other.transpose(-1, -2), input.t())
-        return found if found is NotImplemented else found.transpose(-1, -2)
-    if other.dim() == 3 and input.dim() == 3:
-        return batched_product(input, other)
-    return product(input, other) if other.dim() == 2 and input.dim() > 0 else NotImplemented
+    return product(input, other)
 
 
 def _mm(input: Any, mat2: Any) -> Any:
-    return _matmul(input, mat2) if input.dim() == mat2.dim() == 2 else NotImplemented
+    return matrix_product(input, mat2)
 
 
 def _bmm(input: Any, mat2: Any) -> Any:
@@ -92,10 +94,16 @@ def _mv(input: Any, vec: Any) -> Any:
     return matrix_vector(input, vec)
 
 
+def _addmv(input: Any, mat: Any, vec: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    return add_matrix_vector(input, mat, vec, beta=beta, alpha=alpha)
+
+
 def _inner(input: Any, other: Any) -> Any:
-    if isinstance(other, WeightView) and other.dim() == 2:
+    if isinstance(other, WeightView):
         return linear(input, other)
-    return NotImplemented
+    if input.dim() != 2 or other.dim() != 2:
+        return NotImplemented
+    return product(input, other.t())
 
 
 def _addmm(input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1) -> Any:
@@ -123,7 +131,7 @@ def _embedding(
 
 
 def _einsum(equation: Any, *operands: Any) -> Any:
-    """Products of a tensor and a weight of two dimensions, or three where the first is shared."""
+    """Products of a tensor and a weight of two dimensions, or of three where both have the first."""
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
         operands = tuple(operands[0])
     if not isinstance(equation, str) or len(operands) != 2:
@@ -135,7 +143,12 @@ def _einsum(equation: Any, *operands: Any) -> Any:
     (w, weight), (x, input) = sorted(
         zip(terms, operands), key=lambda pair: not isinstance(pair[1], WeightView)
     )
-    letters = all(t.isalpha() and len(set(t)) == len(t) for t in (w, x, out))
+    if x.count("...") == out.count("...") == 1:  # dimensions that only x has
+        unused = iter(sorted(set(string.ascii_letters) - {*w, *x, *out}))
+        dots = "".join(itertools.islice(unused, max(0, input.dim() + 3 - len(x))))
+        x, out = x.replace("...", dots), out.replace("...", dots)
+    letters = len(x) == input.dim() and len(w) == weight.dim()
+    letters = letters and all(t.isalpha() and len(set(t)) == len(t) for t in (w, x, out))
     if not letters or isinstance(input, WeightView) or not set(x) <= set(w) | set(out):
         return NotImplemented
     if weight.dim() == 3 and w[0] in out and w[0] not in x:  # the same for each matrix
@@ -150,7 +163,7 @@ def _einsum(equation: Any, *operands: Any) -> Any:
     moved = input.permute([x.index(c) for c in x_order])
     matrix = weight.permute([w.index(c) for c in w_order])
     if shared:
-        flat = moved.reshape(moved.shape[0], -1, moved.shape[-1])
+        flat = moved.reshape(moved.shape[0], math.prod(moved.shape[1:-1]), moved.shape[-1])
         y = batched_product(flat, matrix.transpose(1, 2))
         y = y if y is NotImplemented else y.reshape(*moved.shape[:-1], matrix.shape[1])
     else:
@@ -163,21 +176,17 @@ def _einsum(equation: Any, *operands: Any) -> Any:
 
 def _tensordot(a: Any, b: Any, dims: Any = 2, out: Any = None) -> Any:
     """With one dimension summed over."""
-    if (
-        not isinstance(b, WeightView)
-        or b.dim() != 2
-        or isinstance(a, WeightView)
-        or out is not None
-    ):
-        return NotImplemented
     if dims == 1:
         dims = ([-1], [0])
-    if not isinstance(dims, (list, tuple)) or len(dims) != 2:
+    if out is not None or not isinstance(dims, (list, tuple)) or len(dims) != 2:
         return NotImplemented
     first, second = ([d] if isinstance(d, int) else list(d) for d in dims)
-    if len(first) != 1 or len(second) != 1:
+    if len(first) != 1 or len(second) != 1 or a.dim() == 0 or b.dim() == 0:
         return NotImplemented
-    return linear(a.movedim(first[0], -1), b.movedim(second[0], -1))
+    if isinstance(b, WeightView):
+        return linear(a.movedim(first[0], -1), b.movedim(second[0], -1))
+    found = linear(b.movedim(second[0], -1), a.movedim(first[0], -1))
+    return found if found is NotImplemented else found.movedim(-1, 0)
 
 
 def _everywhere(name: str) -> list[Any]:
@@ -198,6 +207,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
             ("mm", _mm),
             ("bmm", _bmm),
             ("mv", _mv),
+            ("addmv", _addmv),
             ("inner", _inner),
             ("addmm", _addmm),
             ("baddbmm", _baddbmm),

@@ -7,13 +7,15 @@ do without the dense weight.
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from . import ops
-from .packing import blocks_of
+from .packing import DTYPES, blocks_of
 from .weight_view import WeightView, densify, read_only
 
 aten = torch.ops.aten
@@ -21,7 +23,7 @@ aten = torch.ops.aten
 
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one operator some argument of which is a stand-in."""
-    if func.is_view or func in _KEEP_VALUES:
+    if func.is_view or func in _COPIES or func in _RESHAPES:
         result = _view(func, args, kwargs)
         if result is not NotImplemented:
             return result
@@ -39,9 +41,10 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 # ---- views --------------------------------------------------------------------------------------
 
 #: Operators that make a copy, which of something read-only nobody can tell from a view.
-_KEEP_VALUES = frozenset(
-    [aten.clone.default, aten._to_copy.default, aten._unsafe_view.default, aten.lift_fresh.default]
-)
+_COPIES = frozenset([aten.clone.default, aten._to_copy.default, aten.lift_fresh.default])
+_SAME = frozenset([*_COPIES, aten.detach.default, aten.alias.default])
+_SWAPS = frozenset([(0, 1), (1, 0), (-1, -2), (-2, -1)])
+_RESHAPES = frozenset([aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default])
 
 
 def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -49,26 +52,44 @@ def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     weight, *rest = args
     if not isinstance(weight, WeightView):
         return NotImplemented
-    if func is aten._to_copy.default and not set(kwargs) <= {"dtype"}:
-        return NotImplemented
-    dtype = kwargs.get("dtype") or weight.dtype
-    if torch.promote_types(dtype, weight.head.dtype) != weight.head.dtype:
-        return NotImplemented  # the operator would compute with fewer digits than asked for
     size, stride, offset = tuple(weight.shape), weight.stride(), int(weight.storage_offset())
-    if func in (aten.detach.default, aten.alias.default, aten.clone.default, aten._to_copy.default):
+    if func in _SAME:
+        dtype = kwargs.get("dtype") or weight.dtype
+        if not _keeps(weight, dtype) or kwargs.get("device", weight.device) != weight.device:
+            return NotImplemented
         return weight.like(size, stride, offset, dtype=dtype)
-    if func is aten.t.default or (func is aten.transpose.int and len(size) == 2):
+    if len(size) == 2 and (
+        func is aten.t.default or (func is aten.transpose.int and tuple(rest) in _SWAPS)
+    ):
         return weight.like(size[::-1], stride[::-1], offset)
-    if func is aten._unsafe_view.default:
-        func = aten.view.default
+    reshapes = func in _RESHAPES
+    if reshapes:
+        func, rest = aten.view.default, rest[:1]
+    phantom = weight.phantom()
     with torch.inference_mode(False):
         try:
-            result = func(weight.phantom(), *rest, **kwargs)
-        except (RuntimeError, IndexError):  # the dense weight has the same error, or no error
-            return NotImplemented
-    if not isinstance(result, torch.Tensor):
-        return [weight.like(tuple(r.shape), r.stride(), int(r.storage_offset())) for r in result]
-    return weight.like(tuple(result.shape), result.stride(), int(result.storage_offset()))
+            result = func(phantom, *rest, **kwargs)
+        except (RuntimeError, IndexError):
+            if reshapes:  # of a copy, as far as the caller knows: its elements lie in order
+                return func(weight.dense().contiguous(), *rest)
+            return NotImplemented  # the dense weight has the same error, or no error
+    is_tensor = isinstance(result, torch.Tensor)
+    views = [result] if is_tensor else list(result)
+    if not all(_is_plain_view(view, phantom) for view in views):
+        return NotImplemented
+    found = [weight.like(tuple(v.shape), v.stride(), int(v.storage_offset())) for v in views]
+    return found[0] if is_tensor else found
+
+
+def _is_plain_view(result: torch.Tensor, of: torch.Tensor) -> bool:
+    """Whether an operator moved no element, and changed none."""
+    same_memory = result.untyped_storage()._cdata == of.untyped_storage()._cdata
+    return same_memory and result.dtype == of.dtype and not result.is_neg()
+
+
+def _keeps(weight: WeightView, dtype: torch.dtype) -> bool:
+    """Whether the operator, which computes in the packed dtype, is as exact as ``dtype``."""
+    return dtype in DTYPES and torch.promote_types(dtype, weight.head.dtype) == weight.head.dtype
 
 
 # ---- what a view is of --------------------------------------------------------------------------
@@ -76,33 +97,43 @@ def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _matrix(weight: WeightView) -> tuple[tuple[int, ...], bool] | None:
     """A view as whole blocks below each other: which, and whether it is their transpose."""
+    found = _span(weight, tuple(weight.shape), weight.stride())
+    if found is None:
+        return None
+    first, count, flipped = found
+    return weight.blocks[first : first + count], flipped
+
+
+def _batch(weight: WeightView) -> tuple[list[tuple[int, ...]], bool] | None:
+    """A view of three dimensions as whole blocks for each index of the first."""
+    if weight.dim() != 3:
+        return None
+    found = _span(weight, tuple(weight.shape[1:]), weight.stride()[1:])
+    rows, cols = _block_shape(weight)
+    if found is None or (len(weight) > 1 and weight.stride(0) % (rows * cols)):
+        return None
+    first, count, flipped = found
+    begins = [first + i * weight.stride(0) // (rows * cols) for i in range(len(weight))]
+    return [weight.blocks[begin : begin + count] for begin in begins], flipped
+
+
+def _span(
+    weight: WeightView, size: tuple[int, ...], stride: tuple[int, ...]
+) -> tuple[int, int, bool] | None:
+    """Where a matrix of this size and stride begins, in blocks, how many it spans, and whether it is
+    their transpose."""
+    if weight.numel() == 0:
+        return None
     rows, cols = _block_shape(weight)
     first, inside = divmod(int(weight.storage_offset()), rows * cols)
     if inside:
         return None
-    size, stride = tuple(weight.shape), weight.stride()
     for flipped in (False, True):
         count, left = divmod(size[0], rows)
         if size[1] == cols and not left and count and _steps(size, stride, (cols, 1)):
-            return weight.blocks[first : first + count], flipped
+            return first, count, flipped
         size, stride = size[::-1], stride[::-1]
     return None
-
-
-def _batch(weight: WeightView) -> tuple[tuple[int, ...], bool] | None:
-    """A view of three dimensions as a block for each index of the first."""
-    rows, cols = _block_shape(weight)
-    count = weight.shape[0]
-    if int(weight.storage_offset()) % (rows * cols) or (
-        count > 1 and weight.stride(0) % (rows * cols)
-    ):
-        return None
-    one = weight.like(tuple(weight.shape[1:]), weight.stride()[1:], 0)
-    found = _matrix(one)
-    if found is None or len(found[0]) != 1:
-        return None
-    first, step = int(weight.storage_offset()) // (rows * cols), weight.stride(0) // (rows * cols)
-    return tuple(weight.blocks[first + step * i] for i in range(count)), found[1]
 
 
 def _block_shape(weight: WeightView) -> tuple[int, int]:
@@ -131,27 +162,29 @@ def _multiply(
     if cast and x.dtype == weight.dtype:
         x = x.to(head.dtype)
     rest = (*head.shape, head.dtype, weight.threads)
-    if flipped != head.transposed:
-        whole = bias is not None and len(blocks) == 1 and bias.dtype == head.dtype
-        each = [ops.linear(x, parts[i], bias if whole else None, *rest) for i in blocks]
-        y = each[0] if len(each) == 1 else torch.cat(each, -1)
-    else:
-        whole = False
-        y = _multiply_backward(x, [parts[i] for i in blocks], rest)
+    whole = flipped != head.transposed and len(blocks) == 1
+    whole = whole and bias is not None and bias.dtype == head.dtype
+
+    def by(x: torch.Tensor, i: int) -> torch.Tensor:
+        if flipped != head.transposed:
+            return ops.linear(x, parts[i], bias if whole else None, *rest)
+        return _linear_backward(x, parts[i], rest)
+
+    if len(blocks) == 1:
+        y = by(x, blocks[0])
+    elif flipped:
+        y = torch.cat([by(x, i) for i in blocks], -1)
+    else:  # blocks below each other: each takes its part of x
+        pieces = x.tensor_split(len(blocks), -1)
+        y = functools.reduce(torch.add, map(by, pieces, blocks))
     y = y.to(weight.dtype) if cast else y
-    return y if whole or bias is None else y + bias
+    return y if whole or bias is None else _add(y, bias)
 
 
-def _multiply_backward(
-    x: torch.Tensor, parts: list[torch.Tensor], rest: tuple[Any, ...]
-) -> torch.Tensor:
-    """``x`` times the packed matrices below each other, where they were packed for ``x @ W.T``."""
-    autocast = torch.is_autocast_enabled("cpu") and x.dtype != torch.float64
-    if autocast:
-        x = x.to(rest[2])
-    pieces = zip(x.chunk(len(parts), -1), parts)
-    y = sum(ops.linear_backward(piece, part, *rest) for piece, part in pieces)
-    assert isinstance(y, torch.Tensor)
+def _linear_backward(x: torch.Tensor, packed: torch.Tensor, rest: tuple[Any, ...]) -> torch.Tensor:
+    """``x @ W`` with what was packed for ``x @ W.T``, under autocast as a multiply."""
+    autocast = torch.is_autocast_enabled("cpu") and torch.float64 not in (x.dtype, rest[2])
+    y = ops.linear_backward(x.to(rest[2]) if autocast else x, packed, *rest)
     return y.to(torch.get_autocast_dtype("cpu")) if autocast else y
 
 
@@ -164,11 +197,37 @@ def _times(x: torch.Tensor, weight: WeightView, bias: torch.Tensor | None = None
 
 
 def product(a: Any, b: Any) -> Any:
-    """``a @ b`` with a stand-in of two dimensions; the other factor may have more than two."""
-    if not isinstance(b, WeightView):
-        found = _times(b.transpose(-1, -2), a.t())  # a @ b = (b.T @ a.T).T
+    """``a @ b`` with a stand-in of two or three dimensions, which other dimensions broadcast to."""
+    if isinstance(a, WeightView):
+        if isinstance(b, WeightView) or a.dim() < 2 or b.dim() == 0:
+            return NotImplemented
+        if b.dim() == 1:
+            return product(b, a.transpose(-1, -2))
+        found = product(b.transpose(-1, -2), a.transpose(-1, -2))
         return found if found is NotImplemented else found.transpose(-1, -2)
-    return NotImplemented if isinstance(a, WeightView) else _times(a, b)
+    if a.dim() == 0 or b.dim() not in (2, 3):
+        return NotImplemented
+    if b.dim() == 2:
+        return _times(a, b)
+    if a.dim() == 1:
+        found = product(a.unsqueeze(0), b)
+        return found if found is NotImplemented else found.squeeze(-2)
+    count = b.shape[0]
+    if count == 1 and a.dim() > 2:
+        return product(a, b.squeeze(0))
+    if a.dim() > 2 and a.shape[-3] not in (1, count):
+        return NotImplemented
+    lead = a.shape[:-3]
+    each = a.expand(*lead, count, *a.shape[-2:]).movedim(-3, 0)
+    found = batched_product(each.flatten(1, -2), b)
+    if found is NotImplemented:
+        return found
+    return found.unflatten(1, (*lead, a.shape[-2])).movedim(0, -3)
+
+
+def matrix_product(a: Any, b: Any) -> Any:
+    """``a @ b`` of two matrices."""
+    return product(a, b) if a.dim() == b.dim() == 2 else NotImplemented
 
 
 def linear(x: Any, weight: Any, bias: torch.Tensor | None = None) -> Any:
@@ -180,21 +239,33 @@ def linear(x: Any, weight: Any, bias: torch.Tensor | None = None) -> Any:
 
 
 def add_product(added: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Any:
-    if isinstance(added, WeightView):
+    if isinstance(added, WeightView) or added.dim() > 2:
         return NotImplemented
-    if beta == alpha == 1 and added.dim() == 1 and not isinstance(a, WeightView):
-        return _times(a, b, added)
-    return _plus(added, product(a, b), beta, alpha)
+    if beta == alpha == 1 and added.shape == b.shape[1:] and isinstance(b, WeightView):
+        return NotImplemented if isinstance(a, WeightView) else _times(a, b, added)
+    return _plus(added, matrix_product(a, b), beta, alpha)
 
 
 def matrix_vector(matrix: Any, vector: Any) -> Any:
-    if isinstance(vector, WeightView):
+    """``matrix @ vector`` by ``mv``, which unlike ``matmul`` takes no part in autocast."""
+    if not isinstance(matrix, WeightView) or matrix.dim() != 2 or vector.dim() != 1:
         return NotImplemented
-    return _times(vector, matrix.t())
+    if not torch.is_autocast_enabled("cpu"):
+        return product(matrix, vector)
+    with torch.autocast("cpu", enabled=False):
+        return product(matrix, vector)
+
+
+def add_matrix_vector(
+    added: Any, matrix: Any, vector: Any, *, beta: float = 1, alpha: float = 1
+) -> Any:
+    if isinstance(added, WeightView):
+        return NotImplemented
+    return _plus(added, matrix_vector(matrix, vector), beta, alpha)
 
 
 def batched_product(a: Any, b: Any) -> Any:
-    """A product for each index of the first dimension; equal blocks in turn are multiplied at once."""
+    """A product for each index of the first dimension; equal blocks are multiplied at once."""
     if isinstance(a, WeightView):
         if isinstance(b, WeightView):
             return NotImplemented
@@ -204,28 +275,38 @@ def batched_product(a: Any, b: Any) -> Any:
     if batch is None or a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
         return NotImplemented
     blocks, flipped = batch
-    y = a.new_empty((a.shape[0], a.shape[1], b.shape[2]))
-    for i in dict.fromkeys(blocks):
-        at = [j for j, block in enumerate(blocks) if block == i]
-        if len(at) == len(blocks):
-            return _multiply(b, (i,), flipped, a)
-        y[at] = _multiply(b, (i,), flipped, a[at])
-    return y
+    uses: dict[tuple[int, ...], list[int]] = {}
+    for at, which in enumerate(blocks):
+        uses.setdefault(which, []).append(at)
+    if len(uses) == 1:
+        return _multiply(b, blocks[0], flipped, a)
+    parts = [_multiply(b, which, flipped, a[at]) for which, at in uses.items()]
+    order = [at for use in uses.values() for at in use]
+    y = torch.cat(parts)
+    return y if order == sorted(order) else y[torch.tensor(order).argsort()]
 
 
 def add_batched_product(added: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Any:
-    return (
-        NotImplemented
-        if isinstance(added, WeightView)
-        else _plus(added, batched_product(a, b), beta, alpha)
-    )
+    if isinstance(added, WeightView):
+        return NotImplemented
+    return _plus(added, batched_product(a, b), beta, alpha)
 
 
 def _plus(added: torch.Tensor, product: Any, beta: float, alpha: float) -> Any:
     """``beta * added + alpha * product``; with ``beta`` 0 what is added is not looked at."""
-    if product is NotImplemented or alpha == beta == 1:
-        return product if product is NotImplemented else product + added
-    return alpha * product if beta == 0 else alpha * product + beta * added
+    if product is NotImplemented or (alpha == 1 and beta == 0):
+        return product
+    y = product if alpha == 1 else alpha * product
+    return y if beta == 0 else _add(y, added if beta == 1 else beta * added)
+
+
+def _add(y: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+    """``y + added`` in the dtype of the product, which only autocast makes another one."""
+    if added.dtype != y.dtype and not torch.is_autocast_enabled("cpu"):
+        raise RuntimeError(
+            f"expected what is added to a product of dtype {y.dtype} to have it, got {added.dtype}"
+        )
+    return y + added.to(y.dtype)
 
 
 def grouped_product(
@@ -235,16 +316,17 @@ def grouped_product(
     if isinstance(a, WeightView) or offs is None or bias is not None or b.dim() != 3:
         return NotImplemented
     batch = _batch(b)
-    if batch is None or a.dim() != 2 or out_dtype not in (None, a.dtype):
+    fits = a.dim() == 2 and a.shape[1] == b.shape[1] and len(offs) == len(b)
+    if batch is None or not fits or out_dtype not in (None, a.dtype):
         return NotImplemented
     blocks, flipped = batch
-    y = a.new_zeros((a.shape[0], b.shape[2]))
-    begin = 0
-    for i, end in zip(blocks, offs.tolist()):
-        if end > begin:
-            y[begin:end] = _multiply(b, (i,), flipped, a[begin:end])
-        begin = max(begin, end)
-    return y
+    ends = offs.tolist()
+    parts = [
+        _multiply(b, which, flipped, a[begin:end])
+        for which, begin, end in zip(blocks, [0, *ends], ends)
+    ]
+    rest = a.shape[0] - ends[-1]
+    return torch.cat([*parts, parts[0].new_zeros(rest, b.shape[2])])
 
 
 # ---- rows ---------------------------------------------------------------------------------------
@@ -259,9 +341,21 @@ def look_up(weight: Any, indices: Any) -> Any:
     found = _matrix(weight)
     if found is None or found[1] or len(found[0]) != 1:
         return NotImplemented
+    _check_range(indices, weight.shape[0])
     packed = blocks_of(weight.packed)[found[0][0]]
     rows = ops.embedding(indices.long(), packed, *weight.head.shape, weight.head.dtype)
     return rows.to(weight.dtype)
+
+
+def _check_range(indices: torch.Tensor, count: int) -> None:
+    """An ``IndexError``, as in torch: the operator's own complaint is a ``RuntimeError``."""
+    if indices.numel():
+        least, most = (int(bound) for bound in torch.aminmax(indices))
+        if least < 0 or most >= count:
+            wrong = least if least < 0 else most
+            raise IndexError(
+                f"index out of range: expected indices from 0 to {count - 1}, got {wrong}"
+            )
 
 
 def _embedding(weight: Any, indices: Any, *only_gradients: Any) -> Any:
@@ -275,15 +369,17 @@ def _index(weight: Any, indices: Any) -> Any:
     (index,) = indices
     if index is None or index.is_floating_point() or index.dtype in (torch.bool, torch.uint8):
         return NotImplemented
+    index = torch.where(index < 0, index + len(weight), index)
     if weight.dim() == 2:
         return look_up(weight, index)
-    batch = _batch(weight) if weight.dim() == 3 and index.dim() == 1 else None
-    if batch is None:
+    batch = _batch(weight)
+    if batch is None or index.dim() != 1:
         return NotImplemented
-    chosen = tuple(batch[0][i] for i in index.tolist())
-    rows, cols = weight.head.shape
-    size = (len(chosen), *weight.shape[1:])
-    return weight.like(size, (rows * cols, *weight.stride()[1:]), 0, blocks=chosen)
+    _check_range(index, len(weight))
+    chosen = [batch[0][i] for i in index.tolist()]
+    step = weight.shape[1] * weight.shape[2]
+    size, stride = (len(chosen), *weight.shape[1:]), (step, *weight.stride()[1:])
+    return weight.like(size, stride, 0, blocks=tuple(itertools.chain(*chosen)))
 
 
 def _index_select(weight: Any, dim: int, index: Any) -> Any:
@@ -305,9 +401,10 @@ def _embedding_bag(weight: Any, indices: Any, offsets: Any, *rest: Any) -> Any:
 
 PRODUCTS: dict[Any, Callable[..., Any]] = {
     aten.linear.default: linear,
-    aten.mm.default: product,
+    aten.mm.default: matrix_product,
     aten.addmm.default: add_product,
     aten.mv.default: matrix_vector,
+    aten.addmv.default: add_matrix_vector,
     aten.bmm.default: batched_product,
     aten.baddbmm.default: add_batched_product,
     aten._grouped_mm.default: grouped_product,

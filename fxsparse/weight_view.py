@@ -96,13 +96,16 @@ class WeightView(torch.Tensor):
 
     def dense(self) -> torch.Tensor:
         """The part of the dense weight that this is a view of, bit for bit."""
-        if self.blocks == tuple(range(self.head.blocks or 1)):
-            memory = unpack(self.packed)
-        else:
-            parts = blocks_of(self.packed)
-            memory = torch.stack([unpack(parts[i]) for i in self.blocks])
-        dense = memory.as_strided(self.shape, self.stride(), int(self.storage_offset()))
-        return dense.to(self.dtype)
+        size, stride, offset = tuple(self.shape), self.stride(), int(self.storage_offset())
+        each = self.head.shape[0] * self.head.shape[1]
+        if self.numel() == 0 or each == 0:
+            return torch.empty(size, dtype=self.dtype)
+        last = offset + sum((n - 1) * s for n, s in zip(size, stride))
+        first = offset // each
+        parts = blocks_of(self.packed)
+        read = [unpack(parts[i]) for i in self.blocks[first : last // each + 1]]
+        memory = read[0] if len(read) == 1 else torch.stack(read)
+        return memory.as_strided(size, stride, offset - first * each).to(self.dtype)
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
@@ -126,6 +129,14 @@ class WeightView(torch.Tensor):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         raise read_only("assignment")
+
+    @property
+    def requires_grad(self) -> bool:
+        return False
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        self.requires_grad_(value)
 
     def requires_grad_(self, requires_grad: bool = True) -> WeightView:
         if requires_grad:
