@@ -14,6 +14,7 @@ import inspect
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from .source import source_of
 
@@ -36,16 +37,36 @@ _LEFT = {"matmul": (0, "input"), "mm": (0, "input"), "bmm": (0, "input"), "mv": 
 #: Functions that look rows up.
 LOOK_UPS = frozenset(["embedding"])
 
+_ITERATES = frozenset(["enumerate", "zip", "reversed"])
+
 #: What may be asked of a weight without its values.
 _FACTS = frozenset(
     ["dtype", "device", "shape", "ndim", "layout", "is_cuda", "requires_grad", "itemsize"]
 )
 _FACT_METHODS = frozenset(["size", "dim", "numel", "is_floating_point", "stride", "get_device"])
-#: Methods that keep the matrix, and those that transpose it.
+#: Methods that keep the matrix or choose of several, those that transpose it, and those that cut it.
 _SAME = frozenset(
-    ["to", "type", "type_as", "contiguous", "detach", "float", "squeeze", "unsqueeze"]
+    [
+        "to",
+        "type",
+        "type_as",
+        "contiguous",
+        "clone",
+        "detach",
+        "data",
+        "float",
+        "half",
+        "bfloat16",
+        "squeeze",
+        "unsqueeze",
+        "expand",
+        "unbind",
+        "index_select",
+        "select",
+    ]
 )
 _SWAPS = frozenset(["t", "transpose", "permute", "swapaxes", "T", "mT"])
+_CUTS = frozenset(["narrow", "split", "chunk"])
 
 #: Methods that build a module or describe it, not run it.
 _NOT_RUN = frozenset(["__init__", "reset_parameters", "extra_repr", "__repr__", "init_weights"])
@@ -58,19 +79,19 @@ class Unknown(Exception):
 @dataclass
 class Reads:
     """How a weight is used: ``swapped`` has, for each multiply, whether it is ``x @ W``; ``cuts`` what
-    is given as first size where it is viewed in another shape."""
+    is given as first size where it is viewed in another shape, a number or the name of an attribute;
+    ``sliced``: a part of it is taken."""
 
     swapped: list[bool] = field(default_factory=list)
     looked_up: bool = False
     calls_super: bool = False  #: ``super().forward`` runs, which may use it too
-    cuts: list[ast.expr] = field(default_factory=list)
+    cuts: list[int | str] = field(default_factory=list)
+    sliced: bool = False
 
     def blocks(self, module: object) -> int:
         """Into how many parts the views cut the rows of a matrix that ``module`` holds; 0: not."""
         for cut in self.cuts:
-            value = getattr(cut, "value", None)
-            if isinstance(cut, ast.Attribute) and _is_self(cut.value):
-                value = getattr(module, cut.attr, None)
+            value = getattr(module, cut, None) if isinstance(cut, str) else cut
             if isinstance(value, int) and value > 1:
                 return value
         return 0
@@ -120,16 +141,17 @@ class _Finder:
 
     def __init__(self, function: ast.AST) -> None:
         self.function = function
+        self.self_name = _self_name(function)
         self.parents = {
             id(child): node for node in ast.walk(function) for child in ast.iter_child_nodes(node)
         }
+        self.names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
+        self.seen: set[tuple[int, bool]] = set()
 
     def find(self, name: str, found: Reads) -> None:
         for node in ast.walk(self.function):
-            if isinstance(node, ast.Attribute) and node.attr == name and _is_self(node.value):
-                if not isinstance(node.ctx, ast.Load):
-                    raise Unknown(ast.unparse(self.parents[id(node)]))
-                self._follow(node, False, found, set())
+            if isinstance(node, ast.Attribute) and node.attr == name and self._is_self(node.value):
+                self._follow(_loaded(node), False, found)
             elif _is_super_forward(node):
                 found.calls_super = True
             elif (
@@ -137,70 +159,160 @@ class _Finder:
                 and isinstance(node.func, ast.Name)
                 and node.func.id in ("getattr", "setattr", "vars")
                 and node.args
-                and _is_self(node.args[0])
-                and not (
-                    len(node.args) > 1
-                    and isinstance(node.args[1], ast.Constant)
-                    and node.args[1].value != name
-                )
+                and self._is_self(node.args[0])
             ):
-                raise Unknown(ast.unparse(node))
+                asked = node.args[1] if len(node.args) > 1 else None
+                which = asked.value if isinstance(asked, ast.Constant) else None
+                if which is None or (which == name and node.func.id != "getattr"):
+                    raise Unknown(ast.unparse(node))
+                if which == name:
+                    self._follow(node, False, found)
 
-    def _follow(self, node: ast.AST, swapped: bool, found: Reads, seen: set[str]) -> None:
+    def _is_self(self, node: ast.AST) -> bool:
+        return isinstance(node, ast.Name) and node.id == self.self_name
+
+    def _follow(self, node: ast.expr, swapped: bool, found: Reads) -> None:
         """What becomes of ``node``, which is the weight, or its transpose where ``swapped``."""
         parent = self.parents.get(id(node))
         if isinstance(parent, ast.Attribute):
-            return self._attribute(parent, swapped, found, seen)
-        if isinstance(parent, ast.Subscript) and parent.value is node:
-            return self._follow(parent, swapped, found, seen)  # an expert of several
-        if isinstance(parent, ast.BinOp) and isinstance(parent.op, ast.MatMult):
+            self._attribute(parent, swapped, found)
+        elif isinstance(parent, ast.Subscript) and parent.value is node:
+            found.sliced = found.sliced or _is_part(parent.slice)
+            self._follow(_loaded(parent), swapped, found)  # an expert of several
+        elif isinstance(parent, ast.BinOp) and isinstance(parent.op, ast.MatMult):
             found.swapped.append(not swapped if parent.right is node else swapped)
-            return None
-        if isinstance(parent, ast.Compare) and all(
+        elif isinstance(parent, ast.Compare) and all(
             isinstance(op, (ast.Is, ast.IsNot)) for op in parent.ops
         ):
-            return None
-        if isinstance(parent, ast.IfExp) and parent.test is not node:
-            return self._follow(parent, swapped, found, seen)
-        if isinstance(parent, (ast.Call, ast.keyword)):
-            return self._argument(node, parent, swapped, found)
-        if isinstance(parent, (ast.Assign, ast.NamedExpr)) and parent.value is node:
-            targets = parent.targets if isinstance(parent, ast.Assign) else [parent.target]
-            for target in targets:
-                if not isinstance(target, ast.Name):
-                    raise Unknown(ast.unparse(parent))
-                self._local(target.id, swapped, found, seen)
-            return None
-        raise Unknown(ast.unparse(parent or node))
-
-    def _local(self, name: str, swapped: bool, found: Reads, seen: set[str]) -> None:
-        if name in seen:
             return
-        for node in ast.walk(self.function):
-            if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
-                self._follow(node, swapped, found, seen | {name})
+        elif isinstance(parent, ast.IfExp) and parent.test is not node:
+            self._follow(parent, swapped, found)
+        elif isinstance(parent, (ast.Call, ast.keyword)):
+            self._argument(node, parent, swapped, found)
+        else:
+            self._bind(node, parent, swapped, found)
 
-    def _attribute(self, node: ast.Attribute, swapped: bool, found: Reads, seen: set[str]) -> None:
-        call = self.parents.get(id(node))
+    def _bind(self, node: ast.expr, parent: ast.AST | None, swapped: bool, found: Reads) -> None:
+        """Follow the local names that a node is given, or each of its elements."""
+        at: list[int] = []  # where in nested targets the name is
+        if isinstance(parent, ast.Tuple):  # ``a, b = self.a, self.b``
+            at, parent = [_index(parent.elts, node)], self.parents[id(parent)]
+        while isinstance(parent, ast.Call) and getattr(parent.func, "id", "") in _ITERATES:
+            function = ast.unparse(parent.func)
+            at = {"enumerate": [1], "zip": [_index(parent.args, node)]}.get(function, []) + at
+            node, parent = parent, self.parents[id(parent)]
+        targets: list[ast.expr] = []
+        if isinstance(parent, ast.Assign):
+            targets = parent.targets
+        elif isinstance(parent, (ast.AnnAssign, ast.NamedExpr)) or (
+            isinstance(parent, (ast.For, ast.comprehension)) and parent.target is not node
+        ):
+            targets = [parent.target]
+        for i in at:
+            targets = [
+                target.elts[i] if isinstance(target, ast.Tuple) and i < len(target.elts) else target
+                for target in targets
+            ]
+        names = [target for target in targets if isinstance(target, ast.Name)]
+        if not names or len(names) < len(targets):
+            raise Unknown(ast.unparse(parent or node))
+        for name in names:
+            self._local(name, swapped, found)
+        if isinstance(parent, ast.NamedExpr):
+            self._follow(parent, swapped, found)
+
+    def _local(self, target: ast.Name, swapped: bool, found: Reads) -> None:
+        """Follow every use of a local name until it is bound again."""
+        if (id(target), swapped) in self.seen:  # ``for w in w``
+            return
+        self.seen.add((id(target), swapped))
+        for name in self.names:
+            if name.id != target.id or name is target:
+                continue
+            parent = self.parents[id(name)]
+            is_written = isinstance(parent, ast.AugAssign) and parent.target is name
+            if (isinstance(name.ctx, ast.Load) or is_written) and self._reaches(target, name):
+                if is_written:
+                    raise Unknown(ast.unparse(parent))
+                self._follow(name, swapped, found)
+
+    def _reaches(self, target: ast.Name, use: ast.Name) -> bool:
+        """Whether a use of a name may be of what was bound to it at ``target``."""
+        comprehension = self._around(target, ast.comprehension)
+        if comprehension is not None:
+            inside = self.parents[id(comprehension)]
+            return self._is_within(use, inside)
+        statement = self._around(target, ast.stmt)
+        if _position(use) < _position(target) or (
+            isinstance(statement, (ast.Assign, ast.AnnAssign))
+            and self._is_within(use, statement)
+            and not isinstance(self.parents[id(target)], ast.NamedExpr)
+        ):
+            return False
+        return not any(
+            name.id == target.id
+            and isinstance(name.ctx, ast.Store)
+            and _position(target) < _position(name) < _position(use)
+            and self._follows(use, self._around(name, ast.stmt))
+            for name in self.names
+        )
+
+    def _around(self, node: ast.AST, kind: type[ast.AST]) -> ast.AST | None:
+        """The innermost node of a kind around another, within one statement."""
+        while not isinstance(node, kind):
+            if isinstance(node, ast.stmt) or id(node) not in self.parents:
+                return None
+            node = self.parents[id(node)]
+        return node
+
+    def _is_within(self, node: ast.AST, outer: ast.AST) -> bool:
+        while node is not outer:
+            if id(node) not in self.parents:
+                return False
+            node = self.parents[id(node)]
+        return True
+
+    def _follows(self, node: ast.AST, statement: ast.AST | None) -> bool:
+        """Whether a node comes after a statement of the same block, or of one around it."""
+        if statement is None:
+            return False
+        parent = self.parents[id(statement)]
+        blocks = [block for _, block in ast.iter_fields(parent) if isinstance(block, list)]
+        for block in blocks:
+            if any(s is statement for s in block):
+                after = block[_index(block, statement) + 1 :]
+                return any(self._is_within(node, s) for s in after)
+        return False
+
+    def _attribute(self, node: ast.Attribute, swapped: bool, found: Reads) -> None:
+        call = self.parents.get(id(_loaded(node)))
         is_call = isinstance(call, ast.Call) and call.func is node
         if node.attr in _FACTS or (is_call and node.attr in _FACT_METHODS):
             return
-        after = call if is_call else node
-        assert after is not None
-        if node.attr in _SAME and is_call:
-            self._follow(after, swapped, found, seen)
+        after = call if isinstance(call, ast.Call) and is_call else node
+        if node.attr in _SAME:
+            self._follow(after, swapped, found)
         elif node.attr in _SWAPS:
-            self._follow(after, not swapped, found, seen)
+            self._follow(after, not swapped, found)
+        elif node.attr in _CUTS and is_call:
+            found.sliced = True
+            self._follow(after, swapped, found)
         elif node.attr in ("view", "reshape") and isinstance(call, ast.Call) and call.args:
-            found.cuts.append(call.args[0])
-            self._follow(call, swapped, found, seen)
+            self._cut(call.args[0], found)
+            self._follow(call, swapped, found)
         elif node.attr in _LEFT and is_call:
             found.swapped.append(swapped)
         else:
             raise Unknown(ast.unparse(after))
 
+    def _cut(self, size: ast.expr, found: Reads) -> None:
+        if isinstance(size, ast.Constant) and isinstance(size.value, int):
+            found.cuts.append(size.value)
+        elif isinstance(size, ast.Attribute) and self._is_self(size.value):
+            found.cuts.append(size.attr)
+
     def _argument(
-        self, node: ast.AST, parent: ast.Call | ast.keyword, swapped: bool, found: Reads
+        self, node: ast.expr, parent: ast.Call | ast.keyword, swapped: bool, found: Reads
     ) -> None:
         call = self.parents[id(parent)] if isinstance(parent, ast.keyword) else parent
         assert isinstance(call, ast.Call)
@@ -209,7 +321,7 @@ class _Finder:
         is_method = isinstance(function, ast.Attribute) and not _is_module(function.value)
         place: int | str | None = parent.arg if isinstance(parent, ast.keyword) else None
         if place is None:
-            place = next(i for i, a in enumerate(call.args) if a is node) + is_method
+            place = _index(call.args, node) + is_method
         first = call.args[0] if call.args else None
         equation = first.value if isinstance(first, ast.Constant) else None
         use = multiply_use(name, place, swapped, equation)
@@ -217,7 +329,9 @@ class _Finder:
             found.swapped.append(use)
         elif name in LOOK_UPS and place in (1, "weight"):
             found.looked_up = True
-        elif name not in ("isinstance", "hasattr", "len"):
+        elif name in _ITERATES and isinstance(place, int):
+            self._bind(node, call, swapped, found)
+        elif name not in ("isinstance", "hasattr", "len", "range"):
             raise Unknown(ast.unparse(call))
 
 
@@ -242,6 +356,49 @@ def _einsum_swaps(equation: str, operand: int) -> bool:
     if not output or operand >= len(terms) or not terms[operand][-1:].isalpha():
         raise Unknown(f"einsum({equation!r})")
     return terms[operand][-1] in output
+
+
+def _self_name(function: ast.AST) -> str:
+    """What a method calls the module."""
+    if not isinstance(function, ast.FunctionDef) or not function.args.args:
+        return "self"
+    is_static = any(
+        ast.unparse(decorator) == "staticmethod" for decorator in function.decorator_list
+    )
+    return "self" if is_static else function.args.args[0].arg
+
+
+def _loaded(node: ast.Attribute | ast.Subscript) -> ast.Attribute | ast.Subscript:
+    """A node that is read, not written to."""
+    if not isinstance(node.ctx, ast.Load):
+        raise Unknown(ast.unparse(node))
+    return node
+
+
+def _is_part(index: ast.expr) -> bool:
+    """Whether an index takes a slice that is not the whole."""
+    parts = index.elts if isinstance(index, ast.Tuple) else [index]
+    return any(isinstance(p, ast.Slice) and (p.lower or p.upper or p.step) for p in parts)
+
+
+def _index(nodes: list[Any], node: ast.AST) -> int:
+    return next(i for i, other in enumerate(nodes) if other is node)
+
+
+def _position(node: ast.expr) -> tuple[int, int]:
+    return node.lineno, node.col_offset
+
+
+def _is_module(node: ast.AST) -> bool:
+    """Whether a name stands for a module of Python (``F.linear``), not for a tensor."""
+    return ast.unparse(node) in (
+        "torch",
+        "F",
+        "functional",
+        "nn.functional",
+        "torch.nn.functional",
+        "torch._C._nn",
+    )
 
 
 def _is_super_forward(node: ast.AST) -> bool:

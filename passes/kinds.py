@@ -248,6 +248,8 @@ def _read_weight(module: nn.Module, name: str, op: str, reads: Reads | str) -> O
     tensor = getattr(module, name)
     if tensor.dim() > 3:
         return OwnWeight(name, op, f"it has {tensor.dim()} dimensions")
+    if tensor.dim() == 2 and reads.sliced and not isinstance(module, nn.ParameterList):
+        return OwnWeight(name, op, f"{kind}.forward takes parts of it")
     blocks = tensor.shape[0] if tensor.dim() == 3 else reads.blocks(module)
     if tensor.shape[0] % (blocks or 1) or tensor.numel() == 0:
         blocks = 0
