@@ -13,6 +13,7 @@ import torch
 from torch import fx
 from torch.fx.passes.infra.pass_manager import PassManager
 
+from .attention import convert_encoders
 from .capture import Captured
 from .capture import capture as capture_model
 from .check import check_model, unwrap, unwrap_children
@@ -275,6 +276,8 @@ def _apply(plan: _Plan) -> torch.nn.Module:
                 release_free_memory()
                 freed = 0
     finally:
+        for tree in plan.captured.trees:
+            convert_encoders(tree)
         rewritten = {}
         for path, graph_module in [*result.named_modules(), *plan.captured.graphs.items()]:
             if not isinstance(graph_module, fx.GraphModule):

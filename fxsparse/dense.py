@@ -11,6 +11,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.fx.passes.infra.pass_manager import PassManager
 
 from . import ops
+from .attention import SparseTransformerEncoder
 from .clone import share_clone
 from .modules import SparseModule
 from .packing import SUFFIX, header, unpack
@@ -42,6 +43,8 @@ def to_dense(module: torch.nn.Module) -> torch.nn.Module:
         PassManager([Densify()])(graph_module)
     for submodule in copy.modules():
         _restore(submodule, dense)
+        if isinstance(submodule, SparseTransformerEncoder):
+            submodule.restore()
     for graph_module in graphs(copy):
         graph_module.recompile()
         graph_module.meta.pop("_user_preserved_attributes", None)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from .attention import SparseTransformerEncoder
 from .modules import SparseModule
 from .watch import Watch
 
@@ -68,7 +69,8 @@ class WatchedTracer(fx.Tracer):
         return parameter_proxy_cache[path]
 
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, SparseModule) or super().is_leaf_module(m, module_qualified_name)
+        is_own = isinstance(m, (SparseModule, SparseTransformerEncoder))
+        return is_own or super().is_leaf_module(m, module_qualified_name)
 
     def create_arg(self, a: Any) -> Any:
         if _loses_its_type(type(a)):

@@ -121,8 +121,10 @@ def has_hooks(module: nn.Module) -> bool:
 def forward_reads_parameters(module: nn.Module) -> str | None:
     """Why the weights below a module must stay parameters; None where they need not."""
     kind = type(module)
-    if kind.__module__.startswith("torch."):
+    if kind.__module__.startswith(("torch.", "fxsparse.")):
         return None
+    if isinstance(module, nn.TransformerEncoder) and module.use_nested_tensor:
+        return f"{kind.__name__} may pass nested tensors on: set enable_nested_tensor=False"
     code = getattr(inspect.unwrap(kind.forward), "__code__", None)
     if code is None:
         return None
