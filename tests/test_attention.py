@@ -14,13 +14,7 @@ from fxsparse.attention import SparseTransformerEncoder
 D, HEADS, B, S, T = 32, 4, 3, 5, 7
 
 
-@pytest.fixture(autouse=True)
-def one_thread_of_torch():
-    """These tensors are tiny, and threads that wait for each other take ten times as long."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread_of_torch")
 
 
 def compiled(model, **options):

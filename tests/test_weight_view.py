@@ -14,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fxsparse.packing import pack
 from fxsparse.weight_view import WeightView
 
+pytestmark = pytest.mark.usefixtures("one_thread_of_torch")
+
 E, N, K, B = 3, 24, 16, 5
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 BOUND = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 5e-2, torch.float16: 8e-3}
