@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.utils._pytree import tree_leaves
 
 from .products import (
     add_batched_product,
@@ -30,7 +31,7 @@ from .products import (
     matrix_vector,
     product,
 )
-from .weight_view import WeightView, densify
+from .weight_view import WeightView, densify, without_modes
 
 
 def dispatch_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -45,7 +46,20 @@ def dispatch_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if isinstance(func, types.FunctionType) and func.__module__ == F.__name__:
         return _unguarded(func)(*args, **kwargs)
     with torch._C.DisableTorchFunctionSubclass():
+        if torch.compiler.is_exporting():
+            return _exported(func, args, kwargs)
         return func(*args, **kwargs)
+
+
+def _exported(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The modes of torch.export know no stand-ins: they see no views of them, and for the rest dense ones."""
+    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    if all(isinstance(x, WeightView) for x in tensors):
+        with without_modes():
+            result = func(*args, **kwargs)
+        if all(isinstance(x, WeightView) for x in tree_leaves(result)):
+            return result
+    return func(*densify(args), **densify(kwargs))
 
 
 #: Methods that read a tensor's memory past all operators.
@@ -72,6 +86,24 @@ def _unguarded(func: types.FunctionType) -> Callable[..., Any]:
 @functools.cache
 def _names(handler: Callable[..., Any]) -> frozenset[str]:
     return frozenset(inspect.signature(handler).parameters)
+
+
+def _t(input: Any) -> Any:
+    """Without a detour through the operator, which takes twice as long."""
+    place = input.place
+    if len(place.size) != 2:
+        return NotImplemented
+    return input.like(place.size[::-1], place.stride[::-1], place.offset)
+
+
+def _getitem(input: Any, index: Any) -> Any:
+    """One expert of several, likewise."""
+    if type(index) is not int or not isinstance(input, WeightView) or not input.place.size:
+        return NotImplemented
+    (count, *size), (step, *stride) = input.place.size, input.place.stride
+    if not -count <= index < count:
+        return NotImplemented
+    return input.like(tuple(size), tuple(stride), input.place.offset + step * (index % count))
 
 
 def _linear(input: Any, weight: Any, bias: Any = None) -> Any:
@@ -200,9 +232,12 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.einsum: _einsum,
     torch.tensordot: _tensordot,
     torch.Tensor.__matmul__: _matmul,
+    torch.Tensor.__getitem__: _getitem,
+    **{vars(torch._C.TensorBase)[name].__get__: _t for name in ("T", "mT")},
     **{
         function: handler
         for name, handler in (
+            ("t", _t),
             ("matmul", _matmul),
             ("mm", _mm),
             ("bmm", _bmm),

@@ -62,6 +62,7 @@ class Header:
     blocks: int = 0  #: matrices of a stack; 0 where there is a single one
     flat: bool = False  #: they are the rows of one matrix, in turn
     trailing: int = 0  #: dimensions of size 1 behind these, of a 1x1 convolution
+    offsets: tuple[int, ...] = ()  #: where they begin in the stack, and where it ends
 
     @property
     def dense_shape(self) -> tuple[int, ...]:
@@ -219,7 +220,13 @@ def header(packed: torch.Tensor) -> Header:
             raise ValueError(f"packed stack: expected blocks that agree, got {head} at block {i}")
     if table.flat and first.transposed:
         raise ValueError("packed stack: expected row blocks that are not transposed")
-    return replace(first, nnz=sum(head.nnz for head in heads), blocks=table.blocks, flat=table.flat)
+    return replace(
+        first,
+        nnz=sum(head.nnz for head in heads),
+        blocks=table.blocks,
+        flat=table.flat,
+        offsets=table.offsets,
+    )
 
 
 def _header(packed: torch.Tensor) -> Header:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from . import ops
-from .packing import DTYPES, blocks_of
-from .weight_view import WeightView, densify, read_only
+from .packing import DTYPES
+from .weight_view import WeightView, densify, read_only, without_modes
 
 aten = torch.ops.aten
 
@@ -43,7 +43,6 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 #: Operators that make a copy, which of something read-only nobody can tell from a view.
 _COPIES = frozenset([aten.clone.default, aten._to_copy.default, aten.lift_fresh.default])
 _SAME = frozenset([*_COPIES, aten.detach.default, aten.alias.default])
-_SWAPS = frozenset([(0, 1), (1, 0), (-1, -2), (-2, -1)])
 _RESHAPES = frozenset([aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default])
 
 
@@ -52,21 +51,18 @@ def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     weight, *rest = args
     if not isinstance(weight, WeightView):
         return NotImplemented
-    size, stride, offset = tuple(weight.shape), weight.stride(), int(weight.storage_offset())
+    size, stride, offset = weight.place.size, weight.place.stride, weight.place.offset
     if func in _SAME:
-        dtype = kwargs.get("dtype") or weight.dtype
-        if not _keeps(weight, dtype) or kwargs.get("device", weight.device) != weight.device:
+        dtype = kwargs.get("dtype") or weight.place.dtype
+        device = weight.packed.device
+        if not _keeps(weight, dtype) or kwargs.get("device", device) != device:
             return NotImplemented
         return weight.like(size, stride, offset, dtype=dtype)
-    if len(size) == 2 and (
-        func is aten.t.default or (func is aten.transpose.int and tuple(rest) in _SWAPS)
-    ):
-        return weight.like(size[::-1], stride[::-1], offset)
     reshapes = func in _RESHAPES
     if reshapes:
         func, rest = aten.view.default, rest[:1]
-    phantom = weight.phantom()
-    with torch.inference_mode(False):
+    with without_modes(), torch.inference_mode(False):
+        phantom = weight.phantom()
         try:
             result = func(phantom, *rest, **kwargs)
         except (RuntimeError, IndexError):
@@ -95,9 +91,11 @@ def _keeps(weight: WeightView, dtype: torch.dtype) -> bool:
 # ---- what a view is of --------------------------------------------------------------------------
 
 
-def _matrix(weight: WeightView) -> tuple[tuple[int, ...], bool] | None:
-    """A view as whole blocks below each other: which, and whether it is their transpose."""
-    found = _span(weight, tuple(weight.shape), weight.stride())
+def _matrix(weight: WeightView, swapped: bool = False) -> tuple[tuple[int, ...], bool] | None:
+    """A view, or its transpose where ``swapped``, as whole blocks below each other: which, and
+    whether it is theirs transposed."""
+    size, stride = weight.place.size, weight.place.stride
+    found = _span(weight, size[::-1], stride[::-1]) if swapped else _span(weight, size, stride)
     if found is None:
         return None
     first, count, flipped = found
@@ -106,14 +104,15 @@ def _matrix(weight: WeightView) -> tuple[tuple[int, ...], bool] | None:
 
 def _batch(weight: WeightView) -> tuple[list[tuple[int, ...]], bool] | None:
     """A view of three dimensions as whole blocks for each index of the first."""
-    if weight.dim() != 3:
+    size, stride = weight.place.size, weight.place.stride
+    if len(size) != 3:
         return None
-    found = _span(weight, tuple(weight.shape[1:]), weight.stride()[1:])
+    found = _span(weight, size[1:], stride[1:])
     rows, cols = _block_shape(weight)
-    if found is None or (len(weight) > 1 and weight.stride(0) % (rows * cols)):
+    if found is None or (size[0] > 1 and stride[0] % (rows * cols)):
         return None
     first, count, flipped = found
-    begins = [first + i * weight.stride(0) // (rows * cols) for i in range(len(weight))]
+    begins = [first + i * stride[0] // (rows * cols) for i in range(size[0])]
     return [weight.blocks[begin : begin + count] for begin in begins], flipped
 
 
@@ -122,10 +121,10 @@ def _span(
 ) -> tuple[int, int, bool] | None:
     """Where a matrix of this size and stride begins, in blocks, how many it spans, and whether it is
     their transpose."""
-    if weight.numel() == 0:
+    if 0 in weight.place.size:
         return None
     rows, cols = _block_shape(weight)
-    first, inside = divmod(int(weight.storage_offset()), rows * cols)
+    first, inside = divmod(weight.place.offset, rows * cols)
     if inside:
         return None
     for flipped in (False, True):
@@ -157,9 +156,10 @@ def _multiply(
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``x @ V + bias`` where V is the matrix of these blocks, or its transpose where ``flipped``."""
-    head, parts = weight.head, blocks_of(weight.packed)
-    cast = weight.dtype != head.dtype
-    if cast and x.dtype == weight.dtype:
+    head = weight.head
+    dtype = weight.place.dtype
+    cast = dtype != head.dtype
+    if cast and x.dtype == dtype:
         x = x.to(head.dtype)
     rest = (*head.shape, head.dtype, weight.threads)
     whole = flipped != head.transposed and len(blocks) == 1
@@ -167,8 +167,8 @@ def _multiply(
 
     def by(x: torch.Tensor, i: int) -> torch.Tensor:
         if flipped != head.transposed:
-            return ops.linear(x, parts[i], bias if whole else None, *rest)
-        return _linear_backward(x, parts[i], rest)
+            return ops.linear(x, weight.part(i), bias if whole else None, *rest)
+        return _linear_backward(x, weight.part(i), rest)
 
     if len(blocks) == 1:
         y = by(x, blocks[0])
@@ -177,7 +177,7 @@ def _multiply(
     else:  # blocks below each other: each takes its part of x
         pieces = x.tensor_split(len(blocks), -1)
         y = functools.reduce(torch.add, map(by, pieces, blocks))
-    y = y.to(weight.dtype) if cast else y
+    y = y.to(dtype) if cast else y
     return y if whole or bias is None else _add(y, bias)
 
 
@@ -188,10 +188,12 @@ def _linear_backward(x: torch.Tensor, packed: torch.Tensor, rest: tuple[Any, ...
     return y.to(torch.get_autocast_dtype("cpu")) if autocast else y
 
 
-def _times(x: torch.Tensor, weight: WeightView, bias: torch.Tensor | None = None) -> Any:
-    """``x @ V + bias`` with a view V of two dimensions."""
-    found = _matrix(weight)
-    if found is None or x.shape[-1] != weight.shape[0]:
+def _times(
+    x: torch.Tensor, weight: WeightView, bias: torch.Tensor | None = None, swapped: bool = False
+) -> Any:
+    """``x @ V + bias`` with a view V of two dimensions, or its transpose where ``swapped``."""
+    found = _matrix(weight, swapped)
+    if found is None or x.shape[-1] != weight.place.size[-1 if swapped else 0]:
         return NotImplemented
     return _multiply(weight, *found, x, bias)
 
@@ -205,9 +207,9 @@ def product(a: Any, b: Any) -> Any:
             return product(b, a.transpose(-1, -2))
         found = product(b.transpose(-1, -2), a.transpose(-1, -2))
         return found if found is NotImplemented else found.transpose(-1, -2)
-    if a.dim() == 0 or b.dim() not in (2, 3):
+    if a.dim() == 0 or len(b.place.size) not in (2, 3):
         return NotImplemented
-    if b.dim() == 2:
+    if len(b.place.size) == 2:
         return _times(a, b)
     if a.dim() == 1:
         found = product(a.unsqueeze(0), b)
@@ -232,16 +234,16 @@ def matrix_product(a: Any, b: Any) -> Any:
 
 def linear(x: Any, weight: Any, bias: torch.Tensor | None = None) -> Any:
     """``x @ W.T + bias``."""
-    stands_in = isinstance(weight, WeightView) and weight.dim() == 2
+    stands_in = isinstance(weight, WeightView) and len(weight.place.size) == 2
     if not stands_in or isinstance(x, WeightView) or isinstance(bias, WeightView) or x.dim() == 0:
         return NotImplemented
-    return _times(x, weight.t(), bias)
+    return _times(x, weight, bias, swapped=True)
 
 
 def add_product(added: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Any:
     if isinstance(added, WeightView) or added.dim() > 2:
         return NotImplemented
-    if beta == alpha == 1 and added.shape == b.shape[1:] and isinstance(b, WeightView):
+    if beta == alpha == 1 and isinstance(b, WeightView) and added.shape == b.place.size[1:]:
         return NotImplemented if isinstance(a, WeightView) else _times(a, b, added)
     return _plus(added, matrix_product(a, b), beta, alpha)
 
@@ -315,6 +317,8 @@ def grouped_product(
     """Rows of ``a`` up to ``offs[i]`` by the i-th matrix, as mixtures of experts do it."""
     if isinstance(a, WeightView) or offs is None or bias is not None or b.dim() != 3:
         return NotImplemented
+    if torch.compiler.is_compiling():  # where experts begin is known at run time
+        return NotImplemented
     batch = _batch(b)
     fits = a.dim() == 2 and a.shape[1] == b.shape[1] and len(offs) == len(b)
     if batch is None or not fits or out_dtype not in (None, a.dtype):
@@ -334,22 +338,24 @@ def grouped_product(
 
 def look_up(weight: Any, indices: Any) -> Any:
     """The rows of a matrix at ``indices``, unpacked."""
-    if not isinstance(weight, WeightView) or weight.head.transposed or weight.dim() != 2:
+    if not isinstance(weight, WeightView) or weight.head.transposed:
+        return NotImplemented
+    if len(weight.place.size) != 2:
         return NotImplemented
     if not isinstance(indices, torch.Tensor) or indices.dtype not in (torch.int64, torch.int32):
         return NotImplemented
     found = _matrix(weight)
     if found is None or found[1] or len(found[0]) != 1:
         return NotImplemented
-    _check_range(indices, weight.shape[0])
-    packed = blocks_of(weight.packed)[found[0][0]]
-    rows = ops.embedding(indices.long(), packed, *weight.head.shape, weight.head.dtype)
-    return rows.to(weight.dtype)
+    _check_range(indices, weight.place.size[0])
+    packed, head = weight.part(found[0][0]), weight.head
+    rows = ops.embedding(indices.long(), packed, *head.shape, head.dtype)
+    return rows.to(weight.place.dtype)
 
 
 def _check_range(indices: torch.Tensor, count: int) -> None:
     """An ``IndexError``, as in torch: the operator's own complaint is a ``RuntimeError``."""
-    if indices.numel():
+    if indices.numel() and not torch.compiler.is_compiling():
         least, most = (int(bound) for bound in torch.aminmax(indices))
         if least < 0 or most >= count:
             wrong = least if least < 0 else most
@@ -369,21 +375,21 @@ def _index(weight: Any, indices: Any) -> Any:
     (index,) = indices
     if index is None or index.is_floating_point() or index.dtype in (torch.bool, torch.uint8):
         return NotImplemented
-    index = torch.where(index < 0, index + len(weight), index)
-    if weight.dim() == 2:
+    index = torch.where(index < 0, index + weight.place.size[0], index)
+    if len(weight.place.size) == 2:
         return look_up(weight, index)
     batch = _batch(weight)
-    if batch is None or index.dim() != 1:
+    if batch is None or index.dim() != 1 or torch.compiler.is_compiling():
         return NotImplemented
-    _check_range(index, len(weight))
+    _check_range(index, weight.place.size[0])
     chosen = [batch[0][i] for i in index.tolist()]
-    step = weight.shape[1] * weight.shape[2]
-    size, stride = (len(chosen), *weight.shape[1:]), (step, *weight.stride()[1:])
+    rows, cols = weight.place.size[1:]
+    size, stride = (len(chosen), rows, cols), (rows * cols, *weight.place.stride[1:])
     return weight.like(size, stride, 0, blocks=tuple(itertools.chain(*chosen)))
 
 
 def _index_select(weight: Any, dim: int, index: Any) -> Any:
-    if not isinstance(weight, WeightView) or dim not in (0, -weight.dim()):
+    if not isinstance(weight, WeightView) or dim not in (0, -len(weight.place.size)):
         return NotImplemented
     return _index(weight, [index])
 

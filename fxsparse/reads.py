@@ -413,14 +413,3 @@ def _is_super_forward(node: ast.AST) -> bool:
 
 def _is_self(node: ast.AST) -> bool:
     return isinstance(node, ast.Name) and node.id == "self"
-
-
-def _is_module(node: ast.AST) -> bool:
-    """Whether a name stands for a module of Python (``F.linear``), not for a tensor."""
-    return ast.unparse(node) in (
-        "torch",
-        "F",
-        "nn.functional",
-        "torch.nn.functional",
-        "torch._C._nn",
-    )

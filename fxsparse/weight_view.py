@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._prims_common import make_contiguous_strides_for
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-from .packing import Header, blocks_of, header, unpack
+from . import ops
+from .packing import Header, header, unpack
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a view says of itself; asked of the tensor, each would take microseconds."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
 
 
 class WeightView(torch.Tensor):
@@ -28,6 +43,7 @@ class WeightView(torch.Tensor):
     head: Header
     blocks: tuple[int, ...]
     threads: int
+    place: Place
 
     @staticmethod
     def __new__(
@@ -41,7 +57,8 @@ class WeightView(torch.Tensor):
         stride: tuple[int, ...],
         offset: int,
     ) -> WeightView:
-        with torch.inference_mode(False):  # a view of an ordinary tensor has to be one
+        # Whatever mode is on: a view of an ordinary tensor is one, and no mode has to know of it.
+        with without_modes(), torch.inference_mode(False):
             self = torch.Tensor._make_wrapper_subclass(
                 cls,
                 size,
@@ -51,6 +68,7 @@ class WeightView(torch.Tensor):
                 device=packed.device,
             )
         self.packed, self.head, self.blocks, self.threads = packed, head, blocks, threads
+        self.place = Place(tuple(size), tuple(stride), int(offset), dtype)
         return self
 
     @classmethod
@@ -77,38 +95,62 @@ class WeightView(torch.Tensor):
             self.head,
             self.blocks if blocks is None else blocks,
             self.threads,
-            dtype or self.dtype,
+            dtype or self.place.dtype,
             size,
             stride,
             offset,
         )
 
     def over(self, packed: torch.Tensor) -> WeightView:
-        """The same view of what another buffer holds."""
-        _, (_, *rest) = self.__reduce_ex__(2)
-        return WeightView(packed, *rest)
+        """The same view of what another buffer holds, which is as the first one's."""
+        _, (_, _, *rest) = self.__reduce_ex__(2)
+        return WeightView(packed, header(packed), *rest)
+
+    def part(self, i: int) -> torch.Tensor:
+        """The packed matrix ``i`` of a stack, or the single one."""
+        if not self.head.offsets:
+            return self.packed
+        return self.packed[self.head.offsets[i] : self.head.offsets[i + 1]]
 
     def phantom(self) -> torch.Tensor:
         """The same view as a tensor on the meta device."""
         rows, cols = self.head.shape
-        memory = torch.empty(len(self.blocks) * rows * cols, dtype=self.dtype, device="meta")
-        return memory.as_strided(self.shape, self.stride(), int(self.storage_offset()))
+        place = self.place
+        memory = torch.empty(len(self.blocks) * rows * cols, dtype=place.dtype, device="meta")
+        return memory.as_strided(place.size, place.stride, place.offset)
 
     def dense(self) -> torch.Tensor:
         """The part of the dense weight that this is a view of, bit for bit."""
-        size, stride, offset = tuple(self.shape), self.stride(), int(self.storage_offset())
+        size, stride, offset = self.place.size, self.place.stride, self.place.offset
         each = self.head.shape[0] * self.head.shape[1]
-        if self.numel() == 0 or each == 0:
-            return torch.empty(size, dtype=self.dtype)
+        if 0 in size:
+            return torch.empty(size, dtype=self.place.dtype)
         last = offset + sum((n - 1) * s for n, s in zip(size, stride))
         first = offset // each
-        parts = blocks_of(self.packed)
-        read = [unpack(parts[i]) for i in self.blocks[first : last // each + 1]]
+        read = [self._matrix(i) for i in self.blocks[first : last // each + 1]]
         memory = read[0] if len(read) == 1 else torch.stack(read)
-        return memory.as_strided(size, stride, offset - first * each).to(self.dtype)
+        return memory.as_strided(size, stride, offset - first * each).to(self.place.dtype)
+
+    def _matrix(self, i: int) -> torch.Tensor:
+        dense = ops.unpack(self.part(i), *self.head.shape, self.head.dtype)
+        return dense.t().contiguous() if self.head.transposed else dense
+
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        """For torch.compile: the tensors inside, and all else."""
+        _, (_, *rest) = self.__reduce_ex__(2)
+        return ["packed"], tuple(rest)
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: dict[str, torch.Tensor], rest: Any, size: Any, stride: Any
+    ) -> WeightView:
+        return WeightView(inner["packed"], *rest)
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
         from .functions import dispatch_function
 
         return dispatch_function(func, args, kwargs or {})
@@ -121,7 +163,7 @@ class WeightView(torch.Tensor):
 
     @property
     def data(self) -> WeightView:
-        return self.like(tuple(self.shape), self.stride(), int(self.storage_offset()))
+        return self.like(self.place.size, self.place.stride, self.place.offset)
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
@@ -147,14 +189,13 @@ class WeightView(torch.Tensor):
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WeightView:
-        from copy import deepcopy
-
-        return self.over(deepcopy(self.packed, memo))
+        _, (packed, *rest) = self.__reduce_ex__(2)
+        return WeightView(deepcopy(packed, memo), *rest)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        size, stride = tuple(self.shape), self.stride()
-        rest = (self.head, self.blocks, self.threads, self.dtype, size, stride)
-        return WeightView, (self.packed, *rest, self.storage_offset())
+        place = self.place
+        rest = (self.blocks, self.threads, place.dtype, place.size, place.stride, place.offset)
+        return WeightView, (self.packed, self.head, *rest)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"WeightView(shape={tuple(self.shape)}, dtype={self.dtype}, packed={self.packed.numel()} bytes)"
@@ -166,6 +207,13 @@ def stand_in(packed: torch.Tensor, threads: int) -> torch.Tensor:
     A :class:`WeightView`, or the dense weight while torch compiles or exports.
     """
     return unpack(packed) if torch.compiler.is_compiling() else WeightView.of(packed, threads)
+
+
+def without_modes() -> AbstractContextManager[object]:
+    """Turns off whoever watches or replaces operators, where anybody may."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return _disable_current_modes()
+    return nullcontext()
 
 
 def densify(args: Any) -> Any:

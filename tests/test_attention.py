@@ -199,7 +199,12 @@ def test_decoder_layer_and_decoder(how):
             {"tgt_mask": causal, "tgt_is_causal": True},
             {"tgt_key_padding_mask": padding, "memory_key_padding_mask": padding},
         ):
-            same(model, sparse, lambda m, more=more: m(tgt, memory, **more), tgt)
+            same(
+                model,
+                sparse,
+                lambda m, tgt=tgt, memory=memory, more=more: m(tgt, memory, **more),
+                tgt,
+            )
 
 
 def encoder(norm=True, **how):
@@ -313,7 +318,7 @@ def test_a_subclass_of_the_encoder_stays_dense_where_it_may_nest():
         sparse = compiled(model)
         assert sparse.report.rewritten == 4
         src, padding, _ = _masks(True)
-        same(model, sparse, lambda m: m(src.detach(), padding))
+        same(model, sparse, lambda m, src=src.detach(), padding=padding: m(src, padding))
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

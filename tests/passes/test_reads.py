@@ -248,7 +248,7 @@ class Multiplies:
 
     def same_name__T(self, x):
         weight = self.w
-        for weight in weight:
+        for weight in weight:  # noqa: B020
             x = F.linear(x, weight)
         weight = self.w
         return sum(F.linear(x, weight) for weight in weight)
