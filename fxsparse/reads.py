@@ -409,7 +409,3 @@ def _is_super_forward(node: ast.AST) -> bool:
         and isinstance(node.value.func, ast.Name)
         and node.value.func.id == "super"
     )
-
-
-def _is_self(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and node.id == "self"
