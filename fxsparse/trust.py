@@ -55,7 +55,7 @@ def names_lost(model: torch.nn.Module) -> list[str]:
         if hasattr(fx.GraphModule, name) or name in ("graph", "meta"):
             doubts.append(f"a GraphModule has an attribute {name!r} of its own")
     for path, module in model.named_modules():
-        if any(keyword.iskeyword(name) for name in module._modules):
+        if any(keyword.iskeyword(name) for name, _ in module.named_children()):
             doubts.append(f"{path or 'the model'} has a child named by a keyword")
     return doubts
 
