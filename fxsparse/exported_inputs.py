@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,10 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.printers import PythonPrinter
 
 #: What guards may call.
-_NAMES: dict[str, Any] = {"min": min, "max": max, "abs": abs, "int": int, "__builtins__": {}}
+_NAMES: dict[str, Any] = {
+    **{"min": min, "max": max, "abs": abs, "int": int, "float": float, "math": math},
+    "__builtins__": {},
+}
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """``capture="export"``: a graph that takes what it was exported for, and nothing silently different."""
 
 import copy
+import math
 import random
 
 import awkward_models as awkward
@@ -448,3 +449,23 @@ def test_transformers():
         assert len(dense) == 0 and exported.report.rewritten >= len(linears) - 1
         other = torch.randint(0, 50, (3, 5))
         _same(exported, model, input_ids=other, attention_mask=torch.ones_like(other), **options)
+
+
+def test_sizes_that_are_rounded_are_checked():
+    class Rounds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(64, 64)
+
+        def forward(self, x):
+            length = math.ceil(x.shape[1] / 4) * 4
+            if length != x.shape[1]:
+                x = torch.nn.functional.pad(x, (0, 0, 0, length - x.shape[1]))
+            return self.fc(x)
+
+    model = prune(Rounds())
+    sparse = fxsparse.compile(model, (torch.randn(2, 8, 64),), min_elements=0, capture="export")
+    x = torch.randn(3, 12, 64)
+    torch.testing.assert_close(sparse(x), model(x))
+    with pytest.raises(ValueError, match=r"x\.shape\[1\]"):
+        sparse(torch.randn(3, 11, 64))
