@@ -318,7 +318,8 @@ def test_a_subclass_of_the_encoder_stays_dense_where_it_may_nest():
         sparse = compiled(model)
         assert sparse.report.rewritten == 4
         src, padding, _ = _masks(True)
-        same(model, sparse, lambda m, src=src.detach(), padding=padding: m(src, padding))
+        src = src.detach()
+        torch.testing.assert_close(sparse(src, padding), model(src, padding), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
