@@ -1,7 +1,11 @@
 """Pruned weights and models, made the same way in every test."""
 
+from collections import Counter
+from collections.abc import Callable
+
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def sparse_weight(rows: int, cols: int, sparsity: float = 0.9, dtype=torch.float32) -> torch.Tensor:
@@ -20,3 +24,17 @@ def prune(model: nn.Module, sparsity: float = 0.9) -> nn.Module:
                 zeroed = sparse_weight(rows, parameter[0].numel(), sparsity, parameter.dtype)
                 parameter.copy_(zeroed.view_as(parameter))
     return model.eval()
+
+
+def operators_run(run: Callable[[], object]) -> Counter:
+    """How often each operator runs in ``run()``, by its name: ``fxsparse.linear.default``, ..."""
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            found[str(func)] += 1
+            return func(*args, **(kwargs or {}))
+
+    found: Counter = Counter()
+    with Count():
+        run()
+    return found
