@@ -127,6 +127,15 @@ _WORLDLY = frozenset(
         "warnings",
     ]
 )
+#: Never true of what runs in Python.
+_SCRIPTING = "torch.jit.is_scripting()"
+_CONTAINERS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
+#: Methods that always give a tensor.
+_TENSORS = frozenset(
+    ["sigmoid", "softmax", "view", "reshape", "permute", "transpose", "flatten", "unsqueeze"]
+)
+#: Updates in place that the tracer has nodes for.
+_IN_PLACE = (ast.Add, ast.Sub, ast.Mult, ast.Div)
 _VIEWS = frozenset(("items", "values", "keys"))
 _FORBIDDEN: dict[type[ast.AST], str] = {
     ast.With: "enters a context, which a trace loses",
@@ -147,9 +156,21 @@ class _Objection(Exception):
     pass
 
 
+def reads_training(code: types.CodeType) -> bool:
+    """Whether a function, or one inside it, reads an attribute ``training``."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return "training" in code.co_names or any(map(reads_training, inner))
+
+
 @functools.lru_cache(maxsize=4096)
-def objection(code: types.CodeType) -> str | None:
-    """Why a trace through this function may not stand for every call; None where it may."""
+def objection(code: types.CodeType, known: frozenset[str] = frozenset()) -> str | None:
+    """Why a trace through this function may not stand for every call; None where it may.
+
+    ``known`` are the names of arguments that follow from the module's structure in every call, of
+    global enumerations, and of the function itself where its decorators gave it back as it was. That
+    it reads the training flag (by ``self.training``) is no objection: a second trace with the flag
+    turned shows whether it matters.
+    """
     name = getattr(code, "co_qualname", code.co_name)
     try:
         functions = source_of(code)
@@ -157,7 +178,7 @@ def objection(code: types.CodeType) -> str | None:
         return f"the source of {name} {error}"
     try:
         for function in functions:
-            _Auditor().visit(function)
+            _Auditor(known).visit(function)
     except _Objection as found:
         return f"{name} {found}"
     return None
@@ -165,11 +186,14 @@ def objection(code: types.CodeType) -> str | None:
 
 class _Auditor(ast.NodeVisitor):
     """Follows which names are constant (known from the module's structure) and which are fresh
-    (containers made by the function itself), statement by statement."""
+    (containers made by the function itself), statement by statement. Of names in ``definite`` it is
+    constant whether they are None."""
 
-    def __init__(self) -> None:
-        self.constant: set[str] = set()
+    def __init__(self, known: frozenset[str]) -> None:
+        self.known = known
+        self.constant: set[str] = set(known)
         self.fresh: set[str] = set()
+        self.definite: set[str] = set()
 
     def visit(self, node: ast.AST) -> None:
         for kind, what in _FORBIDDEN.items():
@@ -182,13 +206,18 @@ class _Auditor(ast.NodeVisitor):
     def is_constant(self, node: ast.AST) -> bool:
         if isinstance(node, ast.Name):
             return node.id in self.constant
+        if isinstance(node, ast.Compare) and _asks_for_none(node):
+            return self._is_definite(node.left)
         if isinstance(node, ast.Call):
             arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
             function = node.func
             pure = isinstance(function, ast.Name) and function.id in _PURE
             view = isinstance(function, ast.Attribute) and function.attr in _VIEWS
+            own = isinstance(function, ast.Name) and function.id in ("getattr", "hasattr")
+            if own and _is_self(node.args[0]):
+                pure = True
             if not pure and not (view and self.is_constant(function)):
-                return False
+                return ast.unparse(node) == _SCRIPTING
             return all(self.is_constant(argument) for argument in arguments)
         return all(
             self.is_constant(child)
@@ -198,10 +227,24 @@ class _Auditor(ast.NodeVisitor):
             )
         )
 
-    def _bind(self, target: ast.AST, constant: bool, fresh: bool = False) -> None:
+    def _is_definite(self, node: ast.AST) -> bool:
+        """Whether the module's structure tells if a value is None."""
+        if isinstance(node, ast.IfExp):
+            parts = (node.body, node.orelse)
+            return self.is_constant(node.test) and all(map(self._is_definite, parts))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            return node.func.attr in _TENSORS and not _is_self(node.func.value)
+        if isinstance(node, ast.Name) and node.id in self.definite:
+            return True
+        return self.is_constant(node)
+
+    def _bind(
+        self, target: ast.AST, constant: bool, fresh: bool = False, definite: bool = False
+    ) -> None:
         if isinstance(target, ast.Name):
             (self.constant.add if constant else self.constant.discard)(target.id)
             (self.fresh.add if fresh else self.fresh.discard)(target.id)
+            (self.definite.add if definite else self.definite.discard)(target.id)
         elif isinstance(target, (ast.Tuple, ast.List)):
             for element in target.elts:
                 self._bind(element, constant)
@@ -221,7 +264,7 @@ class _Auditor(ast.NodeVisitor):
     # ---- statements ----
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        if node.decorator_list and not all(
+        if node.name not in self.known and not all(
             isinstance(d, ast.Name) and d.id in ("staticmethod", "classmethod", "property")
             for d in node.decorator_list
         ):
@@ -232,18 +275,19 @@ class _Auditor(ast.NodeVisitor):
         self._function(node.args, [node.body])
 
     def _function(self, arguments: ast.arguments, body: list) -> None:
+        known, self.known = self.known, frozenset()  # of this function, not of those inside it
         every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
         every += [a for a in (arguments.vararg, arguments.kwarg) if a is not None]
         for argument in every:
-            self._bind(ast.Name(argument.arg), constant=argument.arg == "self")
+            self._bind(ast.Name(argument.arg), argument.arg == "self" or argument.arg in known)
         for statement in body:
             self.visit(statement)
 
     def visit_Assign(self, node: ast.Assign) -> None:
         self.visit(node.value)
-        container = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
+        constant, definite = self.is_constant(node.value), self._is_definite(node.value)
         for target in node.targets:
-            self._bind(target, self.is_constant(node.value), isinstance(node.value, container))
+            self._bind(target, constant, isinstance(node.value, _CONTAINERS), definite)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         if node.value is not None:
@@ -254,9 +298,16 @@ class _Auditor(ast.NodeVisitor):
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         self.visit(node.value)
-        both = self.is_constant(node.target) and self.is_constant(node.value)
-        if not (isinstance(node.target, ast.Name) and (both or self._is_fresh(node.target))):
-            raise _Objection(f"updates {ast.unparse(node.target)!r} in place")
+        if self._is_fresh(node.target):
+            return
+        if isinstance(node.target, ast.Name) and not self._is_list(node.value):
+            constant = self.is_constant(node.target)
+            if self.is_constant(node.value) if constant else isinstance(node.op, _IN_PLACE):
+                return
+        raise _Objection(f"updates {ast.unparse(node.target)!r} in place")
+
+    def _is_list(self, node: ast.AST) -> bool:
+        return self._is_fresh(node) or isinstance(node, (*_CONTAINERS, ast.Tuple))
 
     def visit_For(self, node: ast.For) -> None:
         self.visit(node.iter)
@@ -318,8 +369,10 @@ class _Auditor(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        if node.attr == "training":
-            raise _Objection("reads the training flag, which a trace freezes")
+        if node.attr == "training" and not _is_self(node.value):
+            raise _Objection("reads the training flag of another module, which a trace freezes")
+        if ast.unparse(node) == _SCRIPTING.rstrip("()"):
+            return
         is_test = node.attr.startswith("is_") or node.attr in ("__dict__", "__class__")
         if is_test or (isinstance(node.value, ast.Name) and node.value.id in _WORLDLY):
             raise _Objection(f"reads {ast.unparse(node)!r}, which a trace freezes")
@@ -337,18 +390,32 @@ class _Auditor(ast.NodeVisitor):
         chooses = isinstance(node.value, (ast.List, ast.Tuple, ast.Dict)) or self.is_constant(
             node.value
         )
-        if chooses and not self.is_constant(node.slice):
+        index = node.slice
+        while isinstance(index, ast.Call) and isinstance(index.func, ast.Attribute):
+            if _is_self(index.func.value) or not all(map(self.is_constant, index.args)):
+                break
+            index = index.func.value  # a view of a buffer
+        if chooses and not self.is_constant(index):
             raise _Objection(f"chooses by {ast.unparse(node.slice)!r}")
         self.generic_visit(node)
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        call = node.value
+        if isinstance(call, ast.Call) and ast.unparse(call.func) in ("_assert", "torch._assert"):
+            for argument in call.args[:1]:  # the second is only shown where the first does not hold
+                self.visit(argument)
+        else:
+            self.visit(call)
 
     def visit_Call(self, node: ast.Call) -> None:
         function = node.func
         arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
         constant = all(self.is_constant(argument) for argument in arguments)
         if isinstance(function, ast.Name):
-            if function.id in _IMPURE or (function.id in _CURIOUS and not constant):
+            if function.id in _IMPURE:
                 raise _Objection(f"calls {ast.unparse(node)!r}")
-            if function.id in ("getattr", "hasattr") and ast.unparse(arguments[0]) != "self":
+            own = function.id not in ("getattr", "hasattr") or _is_self(arguments[0])
+            if function.id in _CURIOUS and not (constant and own):
                 raise _Objection(f"calls {ast.unparse(node)!r}")
         if isinstance(function, ast.Attribute):
             if function.attr == "apply":
@@ -360,3 +427,13 @@ class _Auditor(ast.NodeVisitor):
             if function.attr == "get" and not constant:
                 raise _Objection(f"looks up {ast.unparse(node)!r}")
         self.generic_visit(node)
+
+
+def _is_self(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and node.id == "self"
+
+
+def _asks_for_none(node: ast.Compare) -> bool:
+    (op, *more), (other, *_) = node.ops, node.comparators
+    is_none = isinstance(other, ast.Constant) and other.value is None
+    return is_none and isinstance(op, (ast.Is, ast.IsNot)) and not more

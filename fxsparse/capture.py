@@ -6,13 +6,14 @@ the model's own class, whose modules are treated one by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import fx
 
-from .audit import objection
+from .audit import objection, reads_training
 from .clone import share_clone
 from .effects import watched
 from .errors import CaptureError
@@ -103,9 +104,41 @@ def trace(model: torch.nn.Module) -> tuple[fx.GraphModule | None, list[str]]:
         scratch = share_clone(model)
         with watched(scratch) as effects:
             graph = tracer.trace(scratch)
-        doubts = [*tracer.doubts, *filter(None, map(objection, tracer.watch.codes))]
+        doubts = [*tracer.doubts, *_objections(tracer)]
         doubts += [f"forward {effect}, which a graph would not" for effect in effects]
+        if not doubts and any(map(reads_training, tracer.watch.codes)):
+            doubts = _doubts_about_training(scratch, graph)
         return (None, doubts) if doubts else (build(graph, model), [])
     except Exception as error:
         text = (str(error).splitlines() or [""])[0][:200]
-        return None, [f"symbolic_trace fails: {type(error).__name__}: {text}"]
+        text = f"symbolic_trace fails: {type(error).__name__}: {text}"
+        return None, list(_objections(tracer)) or [text]
+
+
+def _objections(tracer: WatchedTracer) -> Iterator[str]:
+    for code, known in tracer.watch.codes.items():
+        if found := objection(code, known):
+            yield found
+
+
+def _doubts_about_training(scratch: torch.nn.Module, graph: fx.Graph) -> list[str]:
+    """What is to be said where other training flags make another graph than ``graph``: all on, all off,
+    every second one on. Changes the flags of ``scratch``."""
+    doubt = "forward does something else in training, which a trace freezes"
+    modules = list(scratch.modules())
+    traced = [module.training for module in modules]
+    for flags in ((not scratch.training,), (scratch.training,), (True, False), (False, True)):
+        pattern = list(itertools.islice(itertools.cycle(flags), len(modules)))
+        if pattern == traced:
+            continue
+        for module, flag in zip(modules, pattern):
+            module.training = flag
+        tracer = WatchedTracer()
+        try:
+            with watched(scratch) as effects:
+                same = str(tracer.trace(scratch)) == str(graph)
+        except Exception:
+            return [doubt]
+        if not same or tracer.doubts or effects or any(_objections(tracer)):
+            return [doubt]
+    return []

@@ -12,9 +12,57 @@ from .modules import SparseModule
 from .watch import Watch
 
 
-class TensorProxy(fx.Proxy):
+def iadd(a: Any, b: Any) -> Any:
+    """``a += b`` as a node: the code that fx writes for ``operator.iadd`` binds the name of ``a`` anew."""
+    a += b
+    return a
+
+
+def isub(a: Any, b: Any) -> Any:
+    """``a -= b`` as a node."""
+    a -= b
+    return a
+
+
+def imul(a: Any, b: Any) -> Any:
+    """``a *= b`` as a node."""
+    a *= b
+    return a
+
+
+def itruediv(a: Any, b: Any) -> Any:
+    """``a /= b`` as a node."""
+    a /= b
+    return a
+
+
+class _InPlace(fx.Proxy):
+    """A proxy whose updates in place stay in place: fx makes new values of them."""
+
+    def __iadd__(self, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", iadd, (self, other), {})
+
+    def __isub__(self, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", isub, (self, other), {})
+
+    def __imul__(self, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", imul, (self, other), {})
+
+    def __itruediv__(self, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", itruediv, (self, other), {})
+
+    def __getattr__(self, name: str) -> _InPlaceAttribute:
+        return _InPlaceAttribute(self, name)
+
+
+class _InPlaceAttribute(_InPlace, fx.proxy.Attribute):
+    """An attribute of a tensor that may be a view of it, such as ``x.T``."""
+
+
+class TensorProxy(_InPlace):
     """A parameter or buffer of the model: its shape, dtype and device are constants."""
 
+    is_constant = True
     tensor: torch.Tensor
 
     shape = property(lambda self: self.tensor.shape)
@@ -51,9 +99,13 @@ class WatchedTracer(fx.Tracer):
         self._paths = {id(tensor): path for path, tensor in reversed(named)}
         with self.watch:
             graph = super().trace(root, concrete_args)
+        self.doubts += [f"forward hands a tensor to {name}()" for name in sorted(self.watch.handed)]
         if self.watch.blind:
             self.doubts.append("a profiler runs, so the trace cannot be watched")
         return graph
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _InPlace(node, self)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         if not isinstance(attr_val, torch.Tensor):

@@ -12,7 +12,7 @@ from torch.nn.modules import module as torch_module
 from .audit import objection
 from .modules import HOOKS, STATE_HOOKS
 from .tracer import WatchedTracer
-from .watch import needs_audit
+from .watch import arguments, enumerations, needs_audit
 
 #: The one doubt that example inputs can lift.
 OPTIONAL = "forward has optional or keyword arguments"
@@ -42,7 +42,7 @@ def doubts_before_tracing(model: torch.nn.Module) -> list[str]:
             doubts.append(f"{where} is compiled by torch.jit")
             continue
         if not path or not is_leaf(module, path):
-            doubts += _doubts_of_class(module, where)
+            doubts += _doubts_of_class(module, where, bool(path))
     return doubts
 
 
@@ -76,7 +76,8 @@ def _module_of(hook: object) -> str:
     return str(getattr(hook, "__module__", type(hook).__module__))
 
 
-def _doubts_of_class(module: torch.nn.Module, where: str) -> list[str]:
+def _doubts_of_class(module: torch.nn.Module, where: str, is_child: bool) -> list[str]:
+    """What speaks against a trace through ``module``, whatever the arguments of a child may be."""
     doubts = []
     if "forward" in module.__dict__:
         doubts.append(f"forward of {where} is replaced on the object")
@@ -89,8 +90,10 @@ def _doubts_of_class(module: torch.nn.Module, where: str) -> list[str]:
     code = getattr(inspect.unwrap(cls.forward), "__code__", None)
     if code is None or hasattr(cls.forward, "__wrapped__"):
         doubts.append(f"forward of {cls.__name__} is wrapped")
-    elif needs_audit(code) and (found := objection(code)):
-        doubts.append(found)
+    elif needs_audit(code):
+        known = arguments(code) if is_child else frozenset()
+        if found := objection(code, known | enumerations(code, cls.forward.__globals__)):
+            doubts.append(found)
     return doubts
 
 

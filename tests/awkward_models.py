@@ -1,5 +1,7 @@
 """Models whose forward a trace would get wrong, and some that it gets right."""
 
+import enum
+import inspect
 import random
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
@@ -212,6 +214,30 @@ class InPlaceOnTranspose(Base):
         return self.b(y)
 
 
+class ScalesSizes(Base):
+    """Numbers and tensors updated in place, with other names for them."""
+
+    def forward(self, x):
+        n = x.size(-1)
+        k = n
+        k *= 2
+        k -= n + 1
+        y = self.a(x)
+        z = y
+        y /= k
+        y += x
+        return self.b(y) * n + z
+
+
+class ListInPlace(Base):
+    history = []  # noqa: RUF012
+
+    def forward(self, x):
+        seen = self.history
+        seen += [x]
+        return self.b(self.a(x))
+
+
 class InPlaceOnSize(Base):
     def forward(self, x):
         n = x.size(-1)
@@ -350,3 +376,87 @@ class Generates(Base):
 
     def generate(self, x):
         return self(x) + 1
+
+
+class Form(enum.Enum):
+    PLAIN = 1
+    DOUBLE = 2
+
+
+class ArgumentsByStructure(Base):
+    """Branches on arguments that are the same at every call, and on an enumeration."""
+
+    def __init__(self):
+        super().__init__()
+        self.form = Form.DOUBLE
+        self.register_buffer("mask", torch.rand(64))
+
+    def forward(self, x):
+        return self._mix(self._mix(x, None), self.mask, last=True)
+
+    def _mix(self, x, mask, last=False):
+        torch._assert(x.shape[-1] == 64, f"expected 64 values, got {x.shape[-1]}")
+        gate = self.a(x).sigmoid() if mask is not None else None
+        if self.form is Form.DOUBLE and not torch.jit.is_scripting():
+            x = x * 2
+        if gate is not None:
+            x = x * gate * mask
+        return self.b(x) if last else self.a(x)
+
+
+class PassesOn(Base):
+    """Hands an argument of the model on to a method that asks for None."""
+
+    def forward(self, x, mask):
+        return self._mix(self._mix(x, None), mask)
+
+    def _mix(self, x, mask):
+        return self.a(x) if mask is None else self.b(x) * mask
+
+
+class HandsOver(Base):
+    """Lets a function of Python's library ask what an argument is."""
+
+    def forward(self, x):
+        return self._pick(x, inspect.isbuiltin(x) or not inspect.isclass(x))
+
+    def _pick(self, x, flag):
+        return self.a(x) if flag else self.b(x)
+
+
+class ReadsFlagInVain(Base):
+    """A rate that is zero in training too."""
+
+    def __init__(self, rate=0.0):
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x):
+        return self.b(_drop(self.a(x), self.rate, self.training))
+
+
+def _drop(x, rate, training):
+    if rate == 0.0 or not training:
+        return x
+    return F.dropout(x, rate)
+
+
+class DropsInTraining(ReadsFlagInVain):
+    def __init__(self):
+        super().__init__(0.5)
+
+
+class _Compares(nn.Module):
+    def forward(self, x, outer):
+        return x if self.training == outer else -x
+
+
+class FlagsOfTwo(Base):
+    """The same in training and evaluation, but not where the flags of its modules differ."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = _Compares()
+
+    def forward(self, x):
+        return self.inner(self.b(self.a(x)), self.training)

@@ -36,10 +36,46 @@ class Passes:
         double = lambda t: t * 2  # noqa: E731
         return double(self.a(x)) + (x > 0)
 
+    def own_training_flag(self, x):
+        return torch.dropout(x, 0.5, self.training)
+
+    def in_place(self, x):
+        y = self.a(x)
+        y += x
+        return y
+
+    def message_of_an_assertion(self, x):
+        torch._assert(x.shape[0] == 4, f"expected 4 rows, got {x.shape[0]}")
+        return x
+
+    def scripting(self, x):
+        if self.checkpoints and not torch.jit.is_scripting():
+            x = self.a(x)
+        return x
+
+    def optional_attribute(self, x):
+        down = getattr(self, "down", None)
+        return x if down is None else down(x)
+
+    def table_by_a_buffer(self, x):
+        return x + self.table[self.index.view(-1)]
+
+    def optional_gate(self, x):
+        gate = self.a(x).sigmoid() if self.a is not None else None
+        return x if gate is None else x * gate
+
 
 class Fails:
     def none(self, x, mask):
         return x if mask is None else x * mask
+
+    def perhaps_a_gate(self, x):
+        gate = self.a(x) if self.a is not None else None
+        return x if gate is None else x * gate
+
+    def assertion_with_an_effect(self, x):
+        torch._assert(self.seen.append(x), "never")
+        return x
 
     def alias(self, x, mask):
         m = mask
@@ -56,9 +92,6 @@ class Fails:
 
     def membership(self, x, names):
         return x * ("scale" in names)
-
-    def training(self, x):
-        return torch.dropout(x, 0.5, self.training)
 
     def childs_training(self, x):
         return self.a(x) if self.drop.training == self.training else x
@@ -93,8 +126,13 @@ class Fails:
         cache.append(x)
         return x
 
-    def in_place(self, x):
-        x += 1
+    def extending(self, x):
+        seen = self.seen
+        seen += [x]
+        return x
+
+    def power_in_place(self, x):
+        x **= 2
         return x
 
     def item_assignment(self, x):
@@ -141,6 +179,9 @@ class Fails:
 
     def choice_by_size(self, x):
         return [self.a, self.b][x.size(0) > 1](x)
+
+    def choice_by_a_view(self, x):
+        return self.tables[x.view(-1)]
 
     def lookup(self, x, m):
         return {None: self.a}.get(m, self.b)(x)
@@ -192,6 +233,36 @@ def test_objects(name):
     function = vars(Fails)[name]
     found = objection(getattr(function, "__wrapped__", function).__code__)
     assert found is not None and name in found
+
+
+def undecorated(function):
+    return function
+
+
+class Known:
+    """What is objected to unless some name is known to stand for the same at every call."""
+
+    def flag(self, x, flag=False):
+        return self.a(x) if flag else x
+
+    def none(self, x, mask):
+        return x if mask is None else x * mask
+
+    def enumeration(self, x):
+        return x if self.form == Form.PLAIN else -x  # noqa: F821
+
+    @undecorated
+    def decorated(self, x):
+        return x
+
+
+@pytest.mark.parametrize(
+    "name, known", [("flag", "flag"), ("none", "mask"), ("enumeration", "Form"), ("decorated",) * 2]
+)
+def test_lets_pass_what_is_known(name, known):
+    code = vars(Known)[name].__code__
+    assert objection(code) is not None
+    assert objection(code, frozenset([known])) is None
 
 
 def test_code_without_source_is_objected_to():

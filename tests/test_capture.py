@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 from awkward_models import (
+    ArgumentsByStructure,
     Autocast,
     Base,
     BatchNorm,
@@ -16,13 +17,16 @@ from awkward_models import (
     Closure,
     Constant,
     Counter,
+    DropsInTraining,
     ExactType,
     FillsATensor,
+    FlagsOfTwo,
     Fp32Island,
     FunctionalBatchNorm,
     FunctionalDropout,
     Generates,
     GradMode,
+    HandsOver,
     History,
     Identity,
     InPlaceAlias,
@@ -34,6 +38,7 @@ from awkward_models import (
     KeepsTheNorm,
     Kwargs,
     LayerDrop,
+    ListInPlace,
     LooksAtAlias,
     LooksAtPacked,
     NoGrad,
@@ -42,13 +47,16 @@ from awkward_models import (
     Optional,
     Ordered,
     Output,
+    PassesOn,
     Plain,
+    ReadsFlagInVain,
     ReadsWeight,
     RequiredButNone,
     ReturnsDataclass,
     ReturnsDict,
     ReturnsNamedTuple,
     ReversesGradient,
+    ScalesSizes,
     Seeds,
     TensorMethod,
     UnpacksShape,
@@ -88,6 +96,7 @@ ARGUMENTS = {
     LooksAtAlias: [(None,), (torch.ones(64),)],
     LooksAtPacked: [((None, 1),), ((1, 2),)],
     Identity: [(torch.randn(1, 64),)],
+    PassesOn: [(None,), (torch.full((64,), 2.0),)],
 }
 TRACED = [
     Plain,
@@ -96,6 +105,11 @@ TRACED = [
     BatchNorm,
     ByStructure,
     ReadsWeight,
+    InPlaceAlias,
+    InPlaceOnTranspose,
+    ScalesSizes,
+    ArgumentsByStructure,
+    ReadsFlagInVain,
 ]
 BY_MODULES = [
     Optional,
@@ -114,8 +128,6 @@ BY_MODULES = [
     Ordered,
     FunctionalBatchNorm,
     Generates,
-    InPlaceAlias,
-    InPlaceOnTranspose,
     InPlaceOnSize,
     WritesData,
     FillsATensor,
@@ -136,6 +148,11 @@ BY_MODULES = [
     Cache,
     Closure(),
     BufferInPlace,
+    ListInPlace,
+    HandsOver,
+    PassesOn,
+    DropsInTraining,
+    FlagsOfTwo,
 ]
 EITHER = [UnpacksShape, TensorMethod]
 
