@@ -35,6 +35,8 @@ _PURE = frozenset(
         "isinstance",
         "abs",
         "sum",
+        "any",
+        "all",
     ]
 )
 #: Builtins that look at more than the value of a tensor, or make a plain value of it.
@@ -80,7 +82,7 @@ _IMPURE = frozenset(
     ]
 )
 #: Methods that change what they are called on, or leave the thread, or take a value out of a tensor.
-_EFFECTS = frozenset(
+EFFECTS = frozenset(
     [
         "append",
         "appendleft",
@@ -337,8 +339,14 @@ class _Auditor(ast.NodeVisitor):
 
     def visit_If(self, node: ast.If) -> None:
         self._test(node.test)
-        for statement in [*node.body, *node.orelse]:
-            self.visit(statement)
+        before = self.constant, self.fresh, self.definite
+        after = []
+        for branch in (node.body, node.orelse):
+            self.constant, self.fresh, self.definite = (set(names) for names in before)
+            for statement in branch:
+                self.visit(statement)
+            after.append((self.constant, self.fresh, self.definite))
+        self.constant, self.fresh, self.definite = (one & other for one, other in zip(*after))
 
     def visit_While(self, node: ast.While) -> None:
         raise _Objection("loops while something holds")
@@ -422,7 +430,7 @@ class _Auditor(ast.NodeVisitor):
                 raise _Objection(
                     f"calls {ast.unparse(function)!r}: a function with a gradient of its own"
                 )
-            if function.attr in _EFFECTS and not self._is_fresh(function.value):
+            if function.attr in EFFECTS and not self._is_fresh(function.value):
                 raise _Objection(f"calls {ast.unparse(function)!r}, which may have an effect")
             if function.attr == "get" and not constant:
                 raise _Objection(f"looks up {ast.unparse(node)!r}")

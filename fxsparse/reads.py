@@ -101,7 +101,7 @@ def how_read(cls: type, name: str) -> Reads | str:
     """How the methods of ``cls`` use ``self.name``; text where some use of it is not understood."""
     found = Reads()
     try:
-        for code in _codes(cls):
+        for code in codes_of(cls):
             for function in _parsed(code):
                 _Finder(function).find(name, found)
     except Unknown as unknown:
@@ -111,7 +111,7 @@ def how_read(cls: type, name: str) -> Reads | str:
     return found
 
 
-def _codes(cls: type) -> Iterator[types.CodeType]:
+def codes_of(cls: type) -> Iterator[types.CodeType]:
     """The code of every method that may run with ``forward``, of the class and its own bases."""
     taken = set(_NOT_RUN)
     for base in cls.__mro__:

@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from .attention import SparseTransformerEncoder
+from .leaves import stays_whole
 from .modules import SparseModule
 from .watch import Watch
 
@@ -122,7 +123,8 @@ class WatchedTracer(fx.Tracer):
 
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
         is_own = isinstance(m, (SparseModule, SparseTransformerEncoder))
-        return is_own or super().is_leaf_module(m, module_qualified_name)
+        is_leaf = is_own or super().is_leaf_module(m, module_qualified_name)
+        return is_leaf or stays_whole(m)
 
     def create_arg(self, a: Any) -> Any:
         if _loses_its_type(type(a)):

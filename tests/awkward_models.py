@@ -460,3 +460,78 @@ class FlagsOfTwo(Base):
 
     def forward(self, x):
         return self.inner(self.b(self.a(x)), self.training)
+
+
+class OwnBatchNorm(nn.BatchNorm1d):
+    def forward(self, x):
+        if self.training:
+            self.num_batches_tracked.add_(1)
+        return F.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, self.training
+        ).relu()
+
+
+class OwnNorm(Base):
+    def __init__(self):
+        super().__init__()
+        self.norm = OwnBatchNorm(64)
+
+    def forward(self, x):
+        return self.b(self.norm(self.a(x)))
+
+
+class _Loss(nn.Module):
+    loss = 0.0
+
+    def forward(self, x):
+        if self.training:
+            self.loss = 1.0
+        return x
+
+
+class LeavesALoss(Base):
+    """Reads what a submodule left behind in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = _Loss()
+
+    def forward(self, x):
+        return self.b(self.norm(self.a(x))) + self.norm.loss
+
+
+def _note(module):
+    module.loss = 1.0
+
+
+class _NotedLoss(nn.Module):
+    loss = 0.0
+
+    def forward(self, x):
+        if self.training:
+            _note(self)
+        return x
+
+
+class HandsItselfOn(LeavesALoss):
+    def __init__(self):
+        super().__init__()
+        self.norm = _NotedLoss()
+
+
+class _WithLoss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.loss = _Loss()
+
+    def forward(self, x):
+        return self.loss(x) if self.training else x
+
+
+class ChildLeavesALoss(Base):
+    def __init__(self):
+        super().__init__()
+        self.norm = _WithLoss()
+
+    def forward(self, x):
+        return self.b(self.norm(self.a(x))) + self.norm.loss.loss

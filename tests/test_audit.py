@@ -60,6 +60,14 @@ class Passes:
     def table_by_a_buffer(self, x):
         return x + self.table[self.index.view(-1)]
 
+    def bound_in_one_branch(self, x):
+        bias = self.bias
+        if self.fused:
+            bias = self.a(x)
+        elif bias is not None:
+            x = x + bias
+        return x
+
     def optional_gate(self, x):
         gate = self.a(x).sigmoid() if self.a is not None else None
         return x if gate is None else x * gate
@@ -182,6 +190,12 @@ class Fails:
 
     def choice_by_a_view(self, x):
         return self.tables[x.view(-1)]
+
+    def bound_in_branches(self, x):
+        y = None
+        if self.fused:
+            y = self.a(x)
+        return x if y is None else y
 
     def lookup(self, x, m):
         return {None: self.a}.get(m, self.b)(x)

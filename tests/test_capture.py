@@ -14,6 +14,7 @@ from awkward_models import (
     ByStructure,
     Cache,
     Catches,
+    ChildLeavesALoss,
     Closure,
     Constant,
     Counter,
@@ -26,6 +27,7 @@ from awkward_models import (
     FunctionalDropout,
     Generates,
     GradMode,
+    HandsItselfOn,
     HandsOver,
     History,
     Identity,
@@ -38,6 +40,7 @@ from awkward_models import (
     KeepsTheNorm,
     Kwargs,
     LayerDrop,
+    LeavesALoss,
     ListInPlace,
     LooksAtAlias,
     LooksAtPacked,
@@ -47,6 +50,8 @@ from awkward_models import (
     Optional,
     Ordered,
     Output,
+    OwnBatchNorm,
+    OwnNorm,
     PassesOn,
     Plain,
     ReadsFlagInVain,
@@ -152,6 +157,9 @@ BY_MODULES = [
     HandsOver,
     PassesOn,
     DropsInTraining,
+    LeavesALoss,
+    HandsItselfOn,
+    ChildLeavesALoss,
     FlagsOfTwo,
 ]
 EITHER = [UnpacksShape, TensorMethod]
@@ -368,6 +376,20 @@ def test_training_flags_are_those_of_the_model():
     assert isinstance(compiled, fx.GraphModule)
     flags = {name: m.training for name, m in compiled.named_modules()}
     assert flags == {name: m.training for name, m in model.named_modules()}
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_norm_of_somebodys_own_goes_on_as_a_module(training):
+    model = prune(OwnNorm()).train(training)
+    compiled = fxsparse.compile(model, min_elements=0)
+    assert isinstance(compiled, fx.GraphModule) and compiled.report.rewritten == 2
+    assert type(compiled.norm) is OwnBatchNorm and compiled.norm is not model.norm
+    for mode in (training, not training, training):
+        model.train(mode), compiled.train(mode)
+        for _ in range(2):
+            _same(compiled, model, torch.randn(5, 64))
+    assert torch.equal(compiled.norm.running_mean, model.norm.running_mean)
+    assert int(compiled.norm.num_batches_tracked) > 0
 
 
 def test_inputs_with_caches_are_copied_for_verification():

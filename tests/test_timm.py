@@ -40,18 +40,19 @@ TRACED = {
     "resmlp_12_224": 224,
     "gmlp_ti16_224": 224,
     "pit_ti_224": 224,
+    "swin_tiny_patch4_window7_224": 224,
     "convnext_atto": 64,
     "convmixer_768_32": 64,
     "poolformer_s12": 64,
     "inception_next_atto": 64,
     "resnet18": 64,
-    "starnet_s1": 64,
+    "efficientnet_b0": 64,
+    "regnetx_002": 64,
 }
 #: Families that keep their class: the size of an image, and what the report says.
 KEPT = {
     "vit_tiny_patch16_224": (224, "optional or keyword arguments"),
     "levit_128s": (224, "overrides train"),
-    "efficientnet_b0": (64, "in training"),
     "mobilevit_xxs": (64, "branches on 'new_h != H or new_w != W'"),
 }
 
