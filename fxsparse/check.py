@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .modules import HOOKS
-from .state import packed_names
+from .modules.state import packed_names
 
 
 def unwrap(model: object) -> torch.nn.Module:

@@ -13,13 +13,14 @@ import torch
 from torch import fx
 from torch.fx.passes.infra.pass_manager import PassManager
 
-from .attention import convert_encoders
 from .capture import Captured
 from .capture import capture as capture_model
+from .capture.submodules import attach
 from .check import check_model, unwrap, unwrap_children
 from .clone import share_clone
 from .errors import NothingRewrittenWarning
 from .memory import RELEASE_EVERY, module_bytes, release_free_memory
+from .modules.attention import convert_encoders
 from .options import Options, check_capture
 from .passes.collect import collect
 from .passes.decide import decide
@@ -29,7 +30,6 @@ from .passes.record import Decision, Weight
 from .passes.rewrite import Rewrite, mark
 from .report import RewriteReport
 from .rows import report_row
-from .submodules import attach
 from .verify import Inputs, Reference, check_inputs
 
 

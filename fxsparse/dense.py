@@ -11,15 +11,15 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.fx.passes.infra.pass_manager import PassManager
 
 from . import ops
-from .attention import SparseTransformerEncoder
+from .capture.submodules import detach
 from .clone import share_clone
 from .modules import SparseModule
+from .modules.attention import SparseTransformerEncoder
+from .modules.recurrent import SparseRecurrent
+from .modules.state import packed_names, release_packed
 from .packing import SUFFIX, header, unpack
 from .passes.collect import graphs
-from .recurrent import SparseRecurrent
-from .state import packed_names, release_packed
-from .submodules import detach
-from .weight_view import stand_in
+from .stand_in.weight_view import stand_in
 
 
 def to_dense(module: torch.nn.Module) -> torch.nn.Module:

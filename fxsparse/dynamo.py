@@ -24,7 +24,7 @@ from .passes.collect import collect
 from .passes.decide import decide
 from .passes.record import Decision, Weight
 from .passes.rewrite import Rewrite, mark
-from .weight_view import stand_in
+from .stand_in.weight_view import stand_in
 
 #: Options of ``fxsparse.compile`` that have a meaning here; weights have no paths in a Dynamo graph.
 OPTIONS = ("threshold", "min_elements", "batch_hint", "threads", "prefer")

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from .clone import share_clone
 from .errors import VerificationError
-from .state import packed_names
+from .modules.state import packed_names
 
 Inputs = tuple[Any, ...] | dict[str, Any]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn.utils.parametrize import ParametrizationList
 
+from fxsparse.capture.effects import watched
 from fxsparse.clone import share_clone
-from fxsparse.effects import watched
 
 
 def constant_value(parametrization: ParametrizationList) -> torch.Tensor:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from fxsparse.modules.recurrent import SparseRecurrent
+from fxsparse.modules.state import guard_packed
 from fxsparse.packing import SUFFIX, pack
-from fxsparse.recurrent import SparseRecurrent
-from fxsparse.state import guard_packed
-from fxsparse.weight_view import WeightView
+from fxsparse.stand_in.weight_view import WeightView
 
 from .kinds import is_recurrent, replacement
 from .record import Decision, Weight

@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils.parametrize import ParametrizationList
 
+from fxsparse.capture.reads import Reads, how_read
+from fxsparse.capture.source import reads_parameters
 from fxsparse.modules import (
     HOOKS,
     STATE_HOOKS,
@@ -18,9 +20,7 @@ from fxsparse.modules import (
     SparseLinear,
     SparseModule,
 )
-from fxsparse.reads import Reads, how_read
-from fxsparse.recurrent import CELL_NAMES, SPARSE_CLASSES, SparseRecurrent
-from fxsparse.source import reads_parameters
+from fxsparse.modules.recurrent import CELL_NAMES, SPARSE_CLASSES, SparseRecurrent
 
 #: Modules whose weights are reported and kept: class, name of the operation, reason.
 KEPT: tuple[tuple[type[nn.Module], str, str], ...] = (

@@ -11,7 +11,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fxsparse import ops
 from fxsparse.packing import SUFFIX
-from fxsparse.weight_view import stand_in
+from fxsparse.stand_in.weight_view import stand_in
 
 from .between import is_brief
 from .normalise import attribute, read

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from fxsparse.reads import LOOK_UPS, Unknown, multiply_use
-from fxsparse.region import Region
+from fxsparse.capture.reads import LOOK_UPS, Unknown, multiply_use
+from fxsparse.capture.region import Region
 
 from .between import operation
 from .record import Site

@@ -9,7 +9,7 @@ from pruned import prune
 from torch import nn
 
 import fxsparse
-from fxsparse.attention import SparseTransformerEncoder
+from fxsparse.modules.attention import SparseTransformerEncoder
 
 D, HEADS, B, S, T = 32, 4, 3, 5, 7
 

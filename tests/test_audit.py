@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from fxsparse.audit import objection
+from fxsparse.capture.audit import objection
 
 
 class Passes:

@@ -142,7 +142,7 @@ def test_experts_are_packed_and_equal(kind, inplace, monkeypatch):
     assert all(rows[name].status == "sparse" for name in names)
     rebuilt = []
     with monkeypatch.context() as patch:
-        view = fxsparse.weight_view.WeightView
+        view = fxsparse.stand_in.weight_view.WeightView
         dense = view.dense
         patch.setattr(view, "dense", lambda self: rebuilt.append(self) or dense(self))
         close(sparse(x), expected)

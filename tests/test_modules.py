@@ -12,7 +12,7 @@ from torch import nn
 
 import fxsparse
 from fxsparse.packing import header
-from fxsparse.weight_view import WeightView
+from fxsparse.stand_in.weight_view import WeightView
 
 
 @pytest.fixture

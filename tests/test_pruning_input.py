@@ -74,7 +74,7 @@ def test_a_recurrent_layer_with_computed_weights(form, inplace):
     x = torch.randn(5, 2, 64)
     expected = rnn(x)[0]
     sparse = fxsparse.compile(nn.ModuleList([rnn]), min_elements=0, inplace=inplace)[0]
-    assert type(sparse) is fxsparse.recurrent.SPARSE_CLASSES[nn.LSTM]
+    assert type(sparse) is fxsparse.modules.recurrent.SPARSE_CLASSES[nn.LSTM]
     torch.testing.assert_close(sparse(x)[0], expected)
 
 

@@ -15,8 +15,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequen
 from torch.utils._pytree import tree_leaves, tree_map
 
 import fxsparse
-from fxsparse.recurrent import SparseLSTM, SparseRecurrent
-from fxsparse.weight_view import WeightView
+from fxsparse.modules.recurrent import SparseLSTM, SparseRecurrent
+from fxsparse.stand_in.weight_view import WeightView
 
 LAYERS = {
     "lstm": lambda: nn.LSTM(12, 20),

@@ -9,7 +9,7 @@ from pruned import prune
 from torch import nn
 
 import fxsparse
-from fxsparse.submodules import GraphForward
+from fxsparse.capture.submodules import GraphForward
 
 
 class Mlp(nn.Module):

@@ -12,7 +12,7 @@ from pruned import sparse_weight
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxsparse.packing import pack
-from fxsparse.weight_view import WeightView
+from fxsparse.stand_in.weight_view import WeightView
 
 pytestmark = pytest.mark.usefixtures("one_thread_of_torch")
 

@@ -123,7 +123,7 @@ def test_other_spellings_run_by_the_stand_in(name, monkeypatch):
     x = torch.randn(5, 64)
     expected = model(x)
     with monkeypatch.context() as patch:
-        patch.setattr("fxsparse.weight_view.unpack", None)  # no dense weight is rebuilt
+        patch.setattr("fxsparse.stand_in.weight_view.unpack", None)  # no dense weight is rebuilt
         torch.testing.assert_close(sparse(x), expected)
     dense = fxsparse.to_dense(sparse)
     assert torch.equal(dense.w, model.w)

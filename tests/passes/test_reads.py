@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn import functional
 
-from fxsparse.reads import Reads, how_read
+from fxsparse.capture.reads import Reads, how_read
 
 
 def read(function, name="w", **members):

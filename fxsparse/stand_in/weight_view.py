@@ -12,8 +12,8 @@ from torch._prims_common import make_contiguous_strides_for
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-from . import ops
-from .packing import Header, header, unpack
+from .. import ops
+from ..packing import Header, header, unpack
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,15 @@ from torch import fx
 from torch.fx.experimental import _config as shape_config
 from torch.utils import _pytree as pytree
 
-from .clone import share_clone
+from ..clone import share_clone
+from ..errors import CaptureError
+from ..verify import Inputs, copies
 from .effects import attributes, changes, draws
-from .errors import CaptureError
 from .exported_inputs import ExportedInputs, exported_inputs
 from .exported_module import ExportedGraphModule
 from .graph_module import build
 from .region import open_regions
 from .trust import foreign_hooks, names_lost
-from .verify import Inputs, copies
 from .watch import Watch
 
 _aten = torch.ops.aten

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from . import ops
-from .packing import DTYPES
+from .. import ops
+from ..packing import DTYPES
 from .weight_view import WeightView, densify, read_only, without_modes
 
 aten = torch.ops.aten

@@ -6,12 +6,12 @@ import copy
 
 import torch
 
-from . import ops
-from .cost import choose
-from .options import check_threads, check_unsupported
-from .packing import SUFFIX, Header, count_nonzeros, header, is_packed, pack, unreadable
+from .. import ops
+from ..cost import choose
+from ..options import check_threads, check_unsupported
+from ..packing import SUFFIX, Header, count_nonzeros, header, is_packed, pack, unreadable
+from ..stand_in.weight_view import WeightView
 from .state import guard_packed, release_packed
-from .weight_view import WeightView
 
 #: Where an nn.Module keeps the hooks that run with its forward.
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

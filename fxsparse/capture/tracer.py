@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from .attention import SparseTransformerEncoder
+from ..modules import SparseModule
+from ..modules.attention import SparseTransformerEncoder
 from .leaves import stays_whole
-from .modules import SparseModule
 from .watch import Watch
 
 

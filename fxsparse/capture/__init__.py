@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
+from ..clone import share_clone
+from ..errors import CaptureError
+from ..verify import Inputs
 from .audit import objection, reads_training
-from .clone import share_clone
 from .effects import watched
-from .errors import CaptureError
 from .export import export
 from .graph_module import build
 from .submodules import trace_submodules
 from .tracer import WatchedTracer
 from .trust import OPTIONAL, doubts_before_tracing
-from .verify import Inputs
 
 
 @dataclass

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
-from .modules import own_dicts
-from .packing import SUFFIX, Header, header
+from ..packing import SUFFIX, Header, header
+from ..stand_in.weight_view import WeightView, read_only
+from . import own_dicts
 from .recurrence import FUNCTIONS, PackedMatrix, dense, recurrent
 from .state import guard_packed, release_packed
-from .weight_view import WeightView, read_only
 
 #: The parameters of a cell, in their order; a cell without biases has them as None.
 CELL_NAMES = ["weight_ih", "weight_hh", "bias_ih", "bias_hh"]

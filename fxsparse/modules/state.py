@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from .packing import DTYPES, SUFFIX, Header, header, is_packed, pack, validate
-from .weight_view import WeightView
+from ..packing import DTYPES, SUFFIX, Header, header, is_packed, pack, validate
+from ..stand_in.weight_view import WeightView
 
 
 def packed_names(module: torch.nn.Module) -> list[str]:

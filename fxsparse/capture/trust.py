@@ -9,8 +9,8 @@ import torch
 from torch import fx
 from torch.nn.modules import module as torch_module
 
+from ..modules import HOOKS, STATE_HOOKS
 from .audit import objection
-from .modules import HOOKS, STATE_HOOKS
 from .tracer import WatchedTracer
 from .watch import arguments, enumerations, needs_audit
 

@@ -20,7 +20,7 @@ _KNOWN = tuple(
     folder + os.sep
     for folder in (
         os.path.dirname(torch.__file__),
-        os.path.dirname(os.path.abspath(__file__)),
+        os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
         sysconfig.get_path("stdlib"),
     )
 )

@@ -13,8 +13,8 @@ import torch
 from torch.nn import functional
 from torch.utils._pytree import tree_map
 
-from . import ops
-from .packing import Header
+from .. import ops
+from ..packing import Header
 
 States = tuple[torch.Tensor, ...]
 

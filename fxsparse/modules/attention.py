@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..stand_in.weight_view import WeightView
 from .state import packed_names
-from .weight_view import WeightView
 
 
 class SparseTransformerEncoder(nn.TransformerEncoder):

@@ -17,7 +17,7 @@ from torch import fx
 from torch.fx.graph_module import _forward_from_src
 from torch.nn.modules import module as torch_module
 
-from .modules import HOOKS
+from ..modules import HOOKS
 from .trust import doubts_before_tracing
 
 _GLOBAL_HOOKS = [

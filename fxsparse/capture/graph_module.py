@@ -8,7 +8,7 @@ import torch
 from torch import fx
 from torch.fx.graph_module import _deserialize_graph_module, _forward_from_src
 
-from .state import guard_packed, packed_names
+from ..modules.state import guard_packed, packed_names
 
 Transient = list[tuple[str, str]]
 

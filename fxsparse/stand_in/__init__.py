@@ -1,0 +1,2 @@
+"""The stand-in of a packed weight: a tensor without storage (``weight_view``), and what functions
+(``functions``) and operators (``products``) of torch do with it."""
