@@ -14,6 +14,20 @@ Pair = namedtuple("Pair", "first second")
 
 
 @dataclass
+class Tied(nn.Module):
+    """An embedding and a head of one weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.emb = nn.Embedding(100, 64)
+        self.body = nn.Linear(64, 64)
+        self.head = nn.Linear(64, 100, bias=False)
+        self.head.weight = self.emb.weight
+
+    def forward(self, ids):
+        return self.head(self.body(self.emb(ids)).relu())
+
+
 class Output:
     hidden: torch.Tensor
     scores: torch.Tensor

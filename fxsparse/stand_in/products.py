@@ -1,4 +1,4 @@
-"""What operators of torch do with a :class:`WeightView`: multiplies, look-ups and views.
+"""What operators of torch do with a :class:`WeightView`: multiplies and look-ups.
 
 Composite operators that ``functions`` does not know have been taken apart by torch when they come
 here, or are by :func:`dispatch`. A function of the table returns ``NotImplemented`` where it cannot
@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .. import ops
-from ..packing import DTYPES
-from .weight_view import WeightView, densify, read_only, without_modes
+from .views import batch_blocks, is_view, matrix_blocks, view
+from .weight_view import WeightView, densify, read_only
 
 aten = torch.ops.aten
 
 
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one operator some argument of which is a stand-in."""
-    if func.is_view or func in _COPIES or func in _RESHAPES:
-        result = _view(func, args, kwargs)
+    if is_view(func):
+        result = view(func, args, kwargs)
         if result is not NotImplemented:
             return result
     if func in PRODUCTS:
@@ -36,113 +36,6 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if func._can_decompose():
         return func.decompose(*args, **kwargs)
     return func(*densify(args), **densify(kwargs))
-
-
-# ---- views --------------------------------------------------------------------------------------
-
-#: Operators that make a copy, which of something read-only nobody can tell from a view.
-_COPIES = frozenset([aten.clone.default, aten._to_copy.default, aten.lift_fresh.default])
-_SAME = frozenset([*_COPIES, aten.detach.default, aten.alias.default])
-_RESHAPES = frozenset([aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default])
-
-
-def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The view as a stand-in, found from what the operator does to sizes and strides."""
-    weight, *rest = args
-    if not isinstance(weight, WeightView):
-        return NotImplemented
-    size, stride, offset = weight.place.size, weight.place.stride, weight.place.offset
-    if func in _SAME:
-        dtype = kwargs.get("dtype") or weight.place.dtype
-        device = weight.packed.device
-        if not _keeps(weight, dtype) or kwargs.get("device", device) != device:
-            return NotImplemented
-        return weight.like(size, stride, offset, dtype=dtype)
-    reshapes = func in _RESHAPES
-    if reshapes:
-        func, rest = aten.view.default, rest[:1]
-    with without_modes(), torch.inference_mode(False):
-        phantom = weight.phantom()
-        try:
-            result = func(phantom, *rest, **kwargs)
-        except (RuntimeError, IndexError):
-            if reshapes:  # of a copy, as far as the caller knows: its elements lie in order
-                return func(weight.dense().contiguous(), *rest)
-            return NotImplemented  # the dense weight has the same error, or no error
-    is_tensor = isinstance(result, torch.Tensor)
-    views = [result] if is_tensor else list(result)
-    if not all(_is_plain_view(view, phantom) for view in views):
-        return NotImplemented
-    found = [weight.like(tuple(v.shape), v.stride(), int(v.storage_offset())) for v in views]
-    return found[0] if is_tensor else found
-
-
-def _is_plain_view(result: torch.Tensor, of: torch.Tensor) -> bool:
-    """Whether an operator moved no element, and changed none."""
-    same_memory = result.untyped_storage()._cdata == of.untyped_storage()._cdata
-    return same_memory and result.dtype == of.dtype and not result.is_neg()
-
-
-def _keeps(weight: WeightView, dtype: torch.dtype) -> bool:
-    """Whether the operator, which computes in the packed dtype, is as exact as ``dtype``."""
-    return dtype in DTYPES and torch.promote_types(dtype, weight.head.dtype) == weight.head.dtype
-
-
-# ---- what a view is of --------------------------------------------------------------------------
-
-
-def _matrix(weight: WeightView, swapped: bool = False) -> tuple[tuple[int, ...], bool] | None:
-    """A view, or its transpose where ``swapped``, as whole blocks below each other: which, and
-    whether it is theirs transposed."""
-    size, stride = weight.place.size, weight.place.stride
-    found = _span(weight, size[::-1], stride[::-1]) if swapped else _span(weight, size, stride)
-    if found is None:
-        return None
-    first, count, flipped = found
-    return weight.blocks[first : first + count], flipped
-
-
-def _batch(weight: WeightView) -> tuple[list[tuple[int, ...]], bool] | None:
-    """A view of three dimensions as whole blocks for each index of the first."""
-    size, stride = weight.place.size, weight.place.stride
-    if len(size) != 3:
-        return None
-    found = _span(weight, size[1:], stride[1:])
-    rows, cols = _block_shape(weight)
-    if found is None or (size[0] > 1 and stride[0] % (rows * cols)):
-        return None
-    first, count, flipped = found
-    begins = [first + i * stride[0] // (rows * cols) for i in range(size[0])]
-    return [weight.blocks[begin : begin + count] for begin in begins], flipped
-
-
-def _span(
-    weight: WeightView, size: tuple[int, ...], stride: tuple[int, ...]
-) -> tuple[int, int, bool] | None:
-    """Where a matrix of this size and stride begins, in blocks, how many it spans, and whether it is
-    their transpose."""
-    if 0 in weight.place.size:
-        return None
-    rows, cols = _block_shape(weight)
-    first, inside = divmod(weight.place.offset, rows * cols)
-    if inside:
-        return None
-    for flipped in (False, True):
-        count, left = divmod(size[0], rows)
-        if size[1] == cols and not left and count and _steps(size, stride, (cols, 1)):
-            return first, count, flipped
-        size, stride = size[::-1], stride[::-1]
-    return None
-
-
-def _block_shape(weight: WeightView) -> tuple[int, int]:
-    """Rows and columns of one matrix in dense form."""
-    rows, cols = weight.head.shape
-    return (cols, rows) if weight.head.transposed else (rows, cols)
-
-
-def _steps(size: Sequence[int], stride: Sequence[int], expected: Sequence[int]) -> bool:
-    return all(n == 1 or s == e for n, s, e in zip(size, stride, expected))
 
 
 # ---- multiplies ---------------------------------------------------------------------------------
@@ -192,7 +85,7 @@ def _times(
     x: torch.Tensor, weight: WeightView, bias: torch.Tensor | None = None, swapped: bool = False
 ) -> Any:
     """``x @ V + bias`` with a view V of two dimensions, or its transpose where ``swapped``."""
-    found = _matrix(weight, swapped)
+    found = matrix_blocks(weight, swapped)
     if found is None or x.shape[-1] != weight.place.size[-1 if swapped else 0]:
         return NotImplemented
     return _multiply(weight, *found, x, bias)
@@ -273,7 +166,7 @@ def batched_product(a: Any, b: Any) -> Any:
             return NotImplemented
         found = batched_product(b.transpose(1, 2), a.transpose(1, 2))
         return found if found is NotImplemented else found.transpose(1, 2)
-    batch = _batch(b)
+    batch = batch_blocks(b)
     if batch is None or a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
         return NotImplemented
     blocks, flipped = batch
@@ -319,7 +212,7 @@ def grouped_product(
         return NotImplemented
     if torch.compiler.is_compiling():  # where experts begin is known at run time
         return NotImplemented
-    batch = _batch(b)
+    batch = batch_blocks(b)
     fits = a.dim() == 2 and a.shape[1] == b.shape[1] and len(offs) == len(b)
     if batch is None or not fits or out_dtype not in (None, a.dtype):
         return NotImplemented
@@ -344,7 +237,7 @@ def look_up(weight: Any, indices: Any) -> Any:
         return NotImplemented
     if not isinstance(indices, torch.Tensor) or indices.dtype not in (torch.int64, torch.int32):
         return NotImplemented
-    found = _matrix(weight)
+    found = matrix_blocks(weight)
     if found is None or found[1] or len(found[0]) != 1:
         return NotImplemented
     _check_range(indices, weight.place.size[0])
@@ -378,7 +271,7 @@ def _index(weight: Any, indices: Any) -> Any:
     index = torch.where(index < 0, index + weight.place.size[0], index)
     if len(weight.place.size) == 2:
         return look_up(weight, index)
-    batch = _batch(weight)
+    batch = batch_blocks(weight)
     if batch is None or index.dim() != 1 or torch.compiler.is_compiling():
         return NotImplemented
     _check_range(index, weight.place.size[0])

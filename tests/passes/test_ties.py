@@ -2,22 +2,11 @@
 
 import pytest
 import torch
+from awkward_models import Tied
 from pruned import prune, sparse_weight
 from torch import nn
 
 import fxsparse
-
-
-class Head(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.emb = nn.Embedding(100, 64)
-        self.body = nn.Linear(64, 64)
-        self.head = nn.Linear(64, 100, bias=False)
-        self.head.weight = self.emb.weight
-
-    def forward(self, ids):
-        return self.head(self.body(self.emb(ids)))
 
 
 class Siamese(nn.Module):
@@ -41,7 +30,7 @@ def _bytes(module):
 @pytest.mark.parametrize("capture", ["trace", "modules"])
 @pytest.mark.parametrize("inplace", [False, True])
 def test_an_embedding_tied_to_its_head_is_packed_once(capture, inplace):
-    model = prune(Head())
+    model = prune(Tied())
     ids = torch.randint(0, 100, (2, 5))
     expected, before = model(ids), _bytes(model)
     sparse = fxsparse.compile(model, min_elements=0, capture=capture, inplace=inplace)

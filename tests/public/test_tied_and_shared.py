@@ -5,22 +5,11 @@ A test is named for the behaviour and cites the report.
 
 import pytest
 import torch
+from awkward_models import Tied
 from pruned import prune
 from torch import nn
 
 import fxsparse
-
-
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.emb = nn.Embedding(100, 64)
-        self.body = nn.Linear(64, 64)
-        self.head = nn.Linear(64, 100, bias=False)
-        self.head.weight = self.emb.weight
-
-    def forward(self, ids):
-        return self.head(self.body(self.emb(ids)).relu())
 
 
 class Shared(nn.Module):
