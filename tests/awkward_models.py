@@ -14,6 +14,11 @@ Pair = namedtuple("Pair", "first second")
 
 
 @dataclass
+class Output:
+    hidden: torch.Tensor
+    scores: torch.Tensor
+
+
 class Tied(nn.Module):
     """An embedding and a head of one weight."""
 
@@ -26,11 +31,6 @@ class Tied(nn.Module):
 
     def forward(self, ids):
         return self.head(self.body(self.emb(ids)).relu())
-
-
-class Output:
-    hidden: torch.Tensor
-    scores: torch.Tensor
 
 
 class Base(nn.Module):
