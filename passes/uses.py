@@ -17,6 +17,8 @@ from .record import Site
 #: Views, by the name of the method or function; those that swap the last two dimensions.
 _SWAPS = frozenset(["t", "transpose", "permute", "swapaxes", "T", "mT", "numpy_T"])
 _VIEWS = frozenset(["unsqueeze", "squeeze", "expand", "contiguous", "detach", "alias"])
+#: Casts, which do nothing where the dtype is the weight's already: a router's, most often.
+_CASTS = frozenset(["to", "type", "type_as", "float"])
 #: Those that take matrices out of a stack.
 _PARTS = frozenset(["select", "narrow", "slice", "getitem", "chunk", "split", "unbind"])
 _FACTS = frozenset(["shape", "dtype", "device", "ndim", "size", "dim", "numel", "sym_size"])
@@ -42,7 +44,7 @@ class Use:
 
 def final_uses(node: fx.Node, stacked: bool, swapped: bool = False) -> Iterator[Use]:
     """The uses of a constant, seen through views of it; ``stacked``: it has three dimensions."""
-    seen_through = _VIEWS | _PARTS if stacked else _VIEWS
+    seen_through = _VIEWS | _CASTS | (_PARTS if stacked else frozenset())
     for user in node.users:
         name = _name(user)
         is_view = bool(user.args) and user.args[0] is node and user.op != "call_module"

@@ -53,6 +53,8 @@ BY_STAND_IN = {
     "einsum": ((48, 64), lambda self, x: torch.einsum("bk,nk->bn", x, self.w)),
     "einsum, x @ w": ((64, 48), lambda self, x: torch.einsum("kn,bk->nb", self.w, x)),
     "tensordot": ((64, 48), lambda self, x: torch.tensordot(x, self.w, dims=1)),
+    "cast to its own dtype": ((48, 64), lambda self, x: F.linear(x, self.w.type(torch.float32))),
+    "cast by to and float": ((48, 64), lambda self, x: F.linear(x, self.w.to(x.dtype).float())),
     "inner": ((48, 64), lambda self, x: torch.inner(x, self.w)),
     "mv": ((48, 64), lambda self, x: torch.mv(self.w, x.sum(0))),
     "embedding": ((64, 48), lambda self, x: F.embedding(x.argmax(-1), self.w) @ self.w.t()),
