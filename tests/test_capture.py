@@ -1,6 +1,7 @@
 """When a trace is trusted, and that nothing is silently different where it is not."""
 
 import random
+import threading
 
 import pytest
 import torch
@@ -423,3 +424,114 @@ def test_a_loaded_graph_still_checks_what_it_loads(tmp_path):
     damaged[100:400] = 255
     with pytest.raises(RuntimeError, match="w_packed is not a valid packed weight"):
         loaded.load_state_dict({"w_packed": damaged})
+
+
+def _appended(self, x, mask):
+    parts = []
+    parts.append(mask)
+    return self.a(x) if parts[0] is None else self.a(x) * 2
+
+
+def _stored(self, x, mask):
+    kept = {"mask": None}
+    kept["mask"] = mask
+    return self.a(x) if kept["mask"] is None else self.a(x) * 2
+
+
+def _sliced(self, x, mask):
+    kept = [1]
+    kept[:] = [mask]
+    return self.a(x) if kept[0] is None else self.a(x) * 2
+
+
+def _alias(self, x, mask):
+    kept = [1]
+    other = kept
+    kept[0] = mask
+    return self.a(x) if other[0] is None else self.a(x) * 2
+
+
+def _helper(self, y):
+    return y if self is None else y * 2
+
+
+def _called_self(self, x, mask):
+    return _helper(mask, self.a(x))
+
+
+@pytest.mark.parametrize("forward", [_appended, _stored, _sliced, _alias, _called_self])
+def test_an_argument_is_followed_through_what_holds_it(forward):
+    kind = type("Holds", (Base,), {"forward": forward})
+    model = prune(kind())
+    x = torch.randn(3, 64)
+    for inputs in (None, (x, x)):
+        compiled = fxsparse.compile(model, inputs, min_elements=0)
+        for mask in (None, x):
+            _same(compiled, model, x, mask)
+
+
+class _Counts(Base):
+    def __init__(self):
+        super().__init__()
+        self.numbers = iter(range(1, 99))
+
+    def forward(self, x):
+        for number in self.numbers:
+            return self.a(x) * number
+
+
+class _Doubles(Base):
+    def __init__(self):
+        super().__init__()
+        self.nested = ([1.0],)
+
+    def forward(self, x):
+        inner = self.nested[0]
+        inner += inner
+        return self.a(x) * len(inner)
+
+
+@pytest.mark.parametrize("kind", [_Counts, _Doubles])
+def test_state_in_iterators_and_nested_containers(kind):
+    model, again = prune(kind()), prune(kind())
+    again.load_state_dict(model.state_dict())
+    compiled = fxsparse.compile(model, min_elements=0)
+    x = torch.randn(3, 64)
+    if kind is _Counts:  # an iterator cannot be copied: the two share it
+        assert compiled.report.capture == "modules"
+        return
+    for _ in range(3):
+        _same(compiled, again, x)
+
+
+def test_other_threads_run_while_a_model_is_traced():
+    model, errors, stop = prune(nn.Sequential(Base(), nn.LayerNorm(64))), [], threading.Event()
+    model[0].forward = model[0].a.forward
+    x = torch.randn(3, 64)
+
+    def serve():
+        while not stop.is_set():
+            try:
+                model(x)
+            except Exception as error:
+                errors.append(error)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    traced = prune(nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)))
+    for _ in range(10):
+        fxsparse.compile(traced, min_elements=0)
+    stop.set()
+    thread.join()
+    assert not errors
+
+
+def test_hooks_of_every_module_are_seen():
+    from torch.nn.modules import module as modules
+
+    handle = modules.register_module_full_backward_pre_hook(lambda *_: None)
+    try:
+        report = fxsparse.compile(prune(nn.Sequential(nn.Linear(64, 64))), min_elements=0).report
+    finally:
+        handle.remove()
+    assert "global module hooks" in report.note

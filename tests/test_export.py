@@ -212,7 +212,9 @@ def test_takes_the_structure_it_was_exported_for():
     many = prune(Many())
     x, y = torch.randn(3, 64), torch.randn(3, 64)
     exported = _export(many, ({"x": X, "y": None}, X.clone()))
-    _same(exported, many, {"y": None, "x": x}, y)
+    _same(exported, many, {"x": x, "y": None}, y)
+    with pytest.raises(ValueError, match="in another order"):
+        exported({"y": None, "x": x}, y)
     with pytest.raises(ValueError, match=r"batch\['y'\]: expected None.*exported for batch"):
         exported({"x": x, "y": y}, y)
     with pytest.raises(ValueError, match="other inputs came"):

@@ -384,3 +384,17 @@ def test_from_linear_takes_what_it_can_stand_for():
         fxsparse.SparseLinear.from_linear(hooked)
     with pytest.raises(ValueError, match="it is on meta"):
         fxsparse.SparseLinear.from_linear(nn.Linear(8, 8, device="meta"))
+
+
+def test_a_state_dict_over_memory_that_held_another_packed_weight():
+    first, second = (
+        fxsparse.compile(prune(nn.Sequential(nn.Linear(64, 64))), min_elements=0) for _ in range(2)
+    )
+    empty = copy.deepcopy(first).to("meta").to_empty(device="cpu")
+    memory, old = empty.get_buffer("0.weight_packed"), second.get_buffer("0.weight_packed")
+    memory.fill_(0)
+    memory[:64] = old[:64]
+    memory[16] ^= 1  # rows that do not fit the size
+    empty.load_state_dict(first.state_dict())
+    x = torch.randn(3, 64)
+    assert torch.equal(empty(x), first(x))

@@ -152,3 +152,57 @@ def test_a_submodule_without_a_sparse_weight_is_left_alone():
     graph_of(sparse.blocks[0].mlp)
     assert "forward" not in sparse.blocks[1].mlp.__dict__
     same(sparse, model)
+
+
+class Scales(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(64, 64)
+        self.on, self.scale, self.options = True, 1.0, {"shift": 0.0}
+
+    def forward(self, x):
+        y = self.fc(x) * self.scale + self.options["shift"]
+        return y if self.on else -y
+
+
+def _off(block):
+    block.on = False
+
+
+def _scale(block):
+    block.scale = 3.0
+
+
+def _option(block):
+    block.options["shift"] = 1.0
+
+
+def _child_forward(block):
+    old = block.fc.forward
+    block.fc.forward = lambda x: old(x) + 1
+
+
+def _class(block):
+    block.__class__ = type("Other", (Scales,), {"forward": lambda self, x: x})
+
+
+@pytest.mark.parametrize("change", [_off, _scale, _option, _child_forward, _class])
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_submodule_that_was_changed_runs_as_it_is_now(change, copied):
+    class Root(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block = Scales()
+
+        def forward(self, x, skip=False):
+            return x if skip else self.block(x)
+
+    model = prune(Root())
+    sparse = fxsparse.compile(model, min_elements=0)
+    assert graph_of(sparse.block).stands()
+    change(sparse.block)
+    if copied:
+        sparse = copy.deepcopy(sparse)
+    change(model.block)
+    x = torch.randn(3, 64)
+    torch.testing.assert_close(sparse(x), model(x), rtol=1e-4, atol=1e-4)

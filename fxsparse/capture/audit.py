@@ -165,7 +165,7 @@ def reads_training(code: types.CodeType) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def objection(code: types.CodeType, known: frozenset[str] = frozenset()) -> str | None:
+def objection(code: types.CodeType, known: frozenset[str] = frozenset(["self"])) -> str | None:
     """Why a trace through this function may not stand for every call; None where it may.
 
     ``known`` are the names of arguments that follow from the module's structure in every call, of
@@ -252,8 +252,16 @@ class _Auditor(ast.NodeVisitor):
                 self._bind(element, constant)
         elif isinstance(target, ast.Starred):
             self._bind(target.value, constant)
-        elif not self._is_fresh(getattr(target, "value", target)):
+        elif self._is_fresh(container := getattr(target, "value", target)):
+            self._fill(container, constant)
+        else:
             raise _Objection(f"assigns to {ast.unparse(target)!r}")
+
+    def _fill(self, container: ast.AST, constant: bool) -> None:
+        """Something is put into a container that the function made."""
+        if isinstance(container, ast.Name) and not constant:
+            self.constant.discard(container.id)
+            self.definite.discard(container.id)
 
     def _is_fresh(self, node: ast.AST) -> bool:
         return isinstance(node, ast.Name) and node.id in self.fresh
@@ -281,13 +289,15 @@ class _Auditor(ast.NodeVisitor):
         every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
         every += [a for a in (arguments.vararg, arguments.kwarg) if a is not None]
         for argument in every:
-            self._bind(ast.Name(argument.arg), argument.arg == "self" or argument.arg in known)
+            self._bind(ast.Name(argument.arg), argument.arg in known)
         for statement in body:
             self.visit(statement)
 
     def visit_Assign(self, node: ast.Assign) -> None:
         self.visit(node.value)
         constant, definite = self.is_constant(node.value), self._is_definite(node.value)
+        if not isinstance(node.value, ast.Call) and any(map(self._is_fresh, ast.walk(node.value))):
+            constant = definite = False  # another name of a container that may be filled later
         for target in node.targets:
             self._bind(target, constant, isinstance(node.value, _CONTAINERS), definite)
 
@@ -301,7 +311,7 @@ class _Auditor(ast.NodeVisitor):
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         self.visit(node.value)
         if self._is_fresh(node.target):
-            return
+            return self._fill(node.target, self.is_constant(node.value))
         if isinstance(node.target, ast.Name) and not self._is_list(node.value):
             constant = self.is_constant(node.target)
             if self.is_constant(node.value) if constant else isinstance(node.op, _IN_PLACE):
@@ -430,8 +440,10 @@ class _Auditor(ast.NodeVisitor):
                 raise _Objection(
                     f"calls {ast.unparse(function)!r}: a function with a gradient of its own"
                 )
-            if function.attr in EFFECTS and not self._is_fresh(function.value):
-                raise _Objection(f"calls {ast.unparse(function)!r}, which may have an effect")
+            if function.attr in EFFECTS:
+                if not self._is_fresh(function.value):
+                    raise _Objection(f"calls {ast.unparse(function)!r}, which may have an effect")
+                self._fill(function.value, constant)
             if function.attr == "get" and not constant:
                 raise _Objection(f"looks up {ast.unparse(node)!r}")
         self.generic_visit(node)

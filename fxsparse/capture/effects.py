@@ -59,20 +59,18 @@ def _restore_random_numbers(states: tuple[Any, ...]) -> None:
 
 
 def attributes(root: torch.nn.Module) -> dict[str, int]:
-    """A hash of the identity of every attribute of every module, one level into containers."""
+    """A hash of the identity of every attribute of every module, a few levels into containers."""
 
-    def identity(value: Any) -> Any:
+    def identities(value: Any, levels: int = 4) -> Any:
         if isinstance(value, torch.Tensor):
             return id(value), None if value.is_inference() else value._version
+        if isinstance(value, (dict, list, tuple, set)) and levels:
+            members: Any = value.values() if isinstance(value, dict) else value
+            keys = (
+                [k if isinstance(k, str) else id(k) for k in value] if members is not value else ()
+            )
+            return id(value), *keys, *(identities(member, levels - 1) for member in members)
         return value if isinstance(value, (int, float, str, bool)) else id(value)
-
-    def identities(value: Any) -> Any:
-        if isinstance(value, dict):
-            keys = (k if isinstance(k, str) else id(k) for k in value)
-            return id(value), *zip(keys, map(identity, value.values()))
-        if isinstance(value, (list, tuple, set)):
-            return id(value), *map(identity, value)
-        return identity(value)
 
     return {
         f"{name}.{key}".lstrip("."): hash(identities(value))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,6 +76,8 @@ class ExportedInputs:
             flat = self.spec.flatten_up_to((args, kwargs))
         except ValueError as error:
             raise self._error(f"other inputs came ({error})") from error
+        if not all(map(_in_order, self.spec.children(), (args, kwargs))):
+            raise self._error("a dict came with its keys in another order")
         for leaf, given in zip(self.leaves, flat):
             if (problem := leaf.problem(given)) is not None:
                 raise self._error(f"{leaf.path}: {problem}")
@@ -113,6 +116,19 @@ class ExportedInputs:
         ]
         where = " and ".join(map(self._readable, self.guards))
         return ", ".join(parts) + (f" where {where}" if where else "")
+
+
+def _in_order(spec: pytree.TreeSpec, value: Any) -> bool:
+    """Whether every dict has its keys in the order of ``spec``, which forward may see."""
+    if spec.type in (dict, OrderedDict):
+        inside = value.values()
+        if list(value) != list(spec.context):
+            return False
+    elif spec.type in (list, tuple):
+        inside = value
+    else:
+        return True
+    return all(map(_in_order, spec.children(), inside))
 
 
 def _rebuild(spec: Any, *rest: Any) -> ExportedInputs:

@@ -6,6 +6,7 @@ import ast
 import functools
 import inspect
 import types
+from typing import Any
 
 _PARAMETERS = frozenset(
     [
@@ -31,7 +32,7 @@ def source_of(code: types.CodeType) -> list[ast.AST]:
         compiled = _compiled(source, code.co_filename)
     except (OSError, TypeError, SyntaxError, ValueError, KeyError):
         raise ValueError("cannot be read") from None
-    if code.co_code not in compiled:
+    if _essence(code) not in compiled:
         raise ValueError("is not what runs")
     return functions
 
@@ -77,11 +78,20 @@ def _functions(source: str) -> dict[int, list[ast.AST]]:
 
 
 @functools.lru_cache(maxsize=64)
-def _compiled(source: str, file: str) -> set[bytes]:
-    """The bytecode of every function of a file."""
+def _compiled(source: str, file: str) -> set[tuple[Any, ...]]:
+    """What makes up every function of a file."""
     found, todo = set(), [compile(source, file, "exec", dont_inherit=True)]
     while todo:
         code = todo.pop()
-        found.add(code.co_code)
+        found.add(_essence(code))
         todo += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return found
+
+
+def _essence(code: types.CodeType) -> tuple[Any, ...]:
+    """Where a function begins and what it does. Functions inside it are told apart by their names."""
+    constants = tuple(
+        constant.co_name if isinstance(constant, types.CodeType) else repr(constant)
+        for constant in code.co_consts
+    )
+    return code.co_firstlineno, code.co_name, code.co_code, code.co_names, constants

@@ -18,12 +18,10 @@ from torch.fx.graph_module import _forward_from_src
 from torch.nn.modules import module as torch_module
 
 from ..modules import HOOKS
-from .trust import doubts_before_tracing
+from ..stand_in.weight_view import WeightView
+from .trust import GLOBAL_HOOKS, doubts_before_tracing
 
-_GLOBAL_HOOKS = [
-    getattr(torch_module, name)
-    for name in ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
-]
+_GLOBAL_HOOKS = [getattr(torch_module, name) for name in GLOBAL_HOOKS]
 
 
 class GraphForward:
@@ -32,9 +30,9 @@ class GraphForward:
     def __init__(self, owner: torch.nn.Module, graph: fx.Graph) -> None:
         self.owner = owner
         self.graph: fx.Graph | None = graph
-        modules = [m for m in owner.modules() if m is not owner]
-        self.hooks = [getattr(module, hooks) for module in modules for hooks in HOOKS]
-        self.children = [(m._modules, tuple(m._modules.values())) for m in owner.modules()]
+        below = [m for m in owner.modules() if m is not owner]
+        self.hooks = [getattr(module, hooks) for module in below for hooks in HOOKS]
+        self.state = [_State(module) for module in owner.modules()]
         self.run = _function(graph)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -43,10 +41,11 @@ class GraphForward:
         return self.run(self.owner, *args, **kwargs)
 
     def stands(self) -> bool:
-        """Whether nothing below the module was hooked or replaced since it was traced."""
+        """Whether neither the module nor one below it was hooked, replaced or given another attribute
+        since it was traced. What lies inside an attribute's object is not looked at."""
         if self.graph is None or any(_GLOBAL_HOOKS) or any(self.hooks):
             return False
-        return all(tuple(now.values()) == then for now, then in self.children)
+        return all(state.holds() for state in self.state)
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -59,12 +58,65 @@ class GraphForward:
         result.owner = copy.deepcopy(self.owner, memo)
         result.graph = copy.deepcopy(self.graph)
         result.hooks = copy.deepcopy(self.hooks, memo)
-        result.children = copy.deepcopy(self.children, memo)
+        result.state = copy.deepcopy(self.state, memo)
         result.run = self.run
         return result
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _without_graph, (), {"owner": self.owner}
+
+
+#: What every module has of its own: hooks and flags, of which those that matter are looked at apart.
+_COMMON = frozenset([*torch.nn.Module().__dict__, "forward"])
+
+
+class _State:
+    """What a graph took for granted of one module: its class, children, parameters and attributes.
+
+    Whether it is in training is not among them: a trace that it matters to is not trusted."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+        self.kind, self.forward = type(module), type(module).forward
+        self.replaced = module.__dict__.get("forward")
+        self.members = self._members()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _State:
+        result = _State.__new__(_State)
+        result.__dict__.update(self.__dict__)
+        result.module = copy.deepcopy(self.module, memo)
+        result.members = copy.deepcopy(self.members, memo)
+        return result
+
+    def _members(self) -> list[Any]:
+        """The objects that forward may read, containers with what lies in them."""
+        found: list[Any] = []
+        own = self.module.__dict__
+        for name in ("_modules", "_parameters"):
+            found += own[name].values()
+        for name, value in own.items():
+            if name in _COMMON or isinstance(value, WeightView):
+                continue
+            found.append(value)
+            if isinstance(value, (list, tuple, set)):
+                found += value
+            elif isinstance(value, dict):
+                found += value.values()
+        return found
+
+    def holds(self) -> bool:
+        """Whether all that is as it was."""
+        if torch.compiler.is_compiling():  # Dynamo guards what it reads itself
+            now = [*self.module._modules.values()]
+            return all(a is b for a, b in zip(now, self.members))
+        kind = type(self.module)
+        if kind is not self.kind or kind.forward is not self.forward:
+            return False
+        replaced = self.module.__dict__.get("forward")
+        if replaced is not self.replaced and not isinstance(replaced, GraphForward):
+            return False
+        now = self._members()
+        return len(now) == len(self.members) and all(a is b for a, b in zip(now, self.members))
 
 
 def _without_graph() -> GraphForward:

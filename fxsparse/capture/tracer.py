@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -85,6 +86,10 @@ class TensorProxy(_InPlace):
         return self.tensor.is_floating_point()
 
 
+#: While it traces, fx has replaced ``nn.Module.__call__`` and ``__getattr__``, for other threads too.
+_TRACING = threading.RLock()
+
+
 class WatchedTracer(fx.Tracer):
     """``fx.Tracer`` that watches the code it runs through (``watch``) and collects what it cannot
     keep (``doubts``). Buffers are read through the graph as parameters are."""
@@ -96,6 +101,11 @@ class WatchedTracer(fx.Tracer):
         self._paths: dict[int, str] = {}
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
+        with _TRACING:
+            self._thread = threading.get_ident()
+            return self._trace(root, concrete_args)
+
+    def _trace(self, root: Any, concrete_args: dict[str, Any] | None) -> fx.Graph:
         named = [*root.named_buffers(), *root.named_parameters()]
         self._paths = {id(tensor): path for path, tensor in reversed(named)}
         with self.watch:
@@ -108,8 +118,16 @@ class WatchedTracer(fx.Tracer):
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _InPlace(node, self)
 
+    def call_module(
+        self, m: torch.nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if threading.get_ident() != self._thread:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        if not isinstance(attr_val, torch.Tensor):
+        elsewhere = threading.get_ident() != self._thread
+        if elsewhere or not isinstance(attr_val, torch.Tensor):
             return attr_val
         path = self._paths.get(id(attr_val))
         if path is None:

@@ -17,7 +17,10 @@ from .watch import arguments, enumerations, needs_audit
 #: The one doubt that example inputs can lift.
 OPTIONAL = "forward has optional or keyword arguments"
 
-_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
+GLOBAL_HOOKS = (
+    *("_global_forward_hooks", "_global_forward_pre_hooks"),
+    *("_global_backward_hooks", "_global_backward_pre_hooks"),
+)
 
 # What a class may define of nn.Module's own names without a graph losing it.
 _OVERRIDES = frozenset(["forward", "extra_repr", "reset_parameters"])
@@ -31,13 +34,16 @@ def doubts_before_tracing(model: torch.nn.Module) -> list[str]:
     if any(p.kind not in plain or p.default is not inspect.Parameter.empty for p in parameters):
         doubts.append(OPTIONAL)
     doubts += names_lost(model)
-    if any(getattr(torch_module, hooks, None) for hooks in _GLOBAL_HOOKS):
+    if any(getattr(torch_module, hooks, None) for hooks in GLOBAL_HOOKS):
         doubts.append("global module hooks are registered")
     is_leaf = WatchedTracer().is_leaf_module
     for path, module in model.named_modules():
         where = path or "the model"
         if any(getattr(module, hooks, None) for hooks in (*HOOKS, *STATE_HOOKS)):
             doubts.append(f"{where} has hooks")
+        for name, value in module.__dict__.items():
+            if hasattr(type(value), "__next__"):
+                doubts.append(f"{name!r} of {where} is an iterator")
         if isinstance(module, torch.jit.ScriptModule):
             doubts.append(f"{where} is compiled by torch.jit")
             continue
@@ -63,7 +69,7 @@ def names_lost(model: torch.nn.Module) -> list[str]:
 def foreign_hooks(model: torch.nn.Module) -> list[str]:
     """Hooks that are not torch's own: what they do beside the graph would be done once."""
     doubts = []
-    if any(getattr(torch_module, hooks, None) for hooks in _GLOBAL_HOOKS):
+    if any(getattr(torch_module, hooks, None) for hooks in GLOBAL_HOOKS):
         doubts.append("global module hooks are registered")
     for path, module in model.named_modules():
         hooks = [hook for kind in (*HOOKS, *STATE_HOOKS) for hook in getattr(module, kind).values()]
@@ -91,7 +97,7 @@ def _doubts_of_class(module: torch.nn.Module, where: str, is_child: bool) -> lis
     if code is None or hasattr(cls.forward, "__wrapped__"):
         doubts.append(f"forward of {cls.__name__} is wrapped")
     elif needs_audit(code):
-        known = arguments(code) if is_child else frozenset()
+        known = arguments(code) if is_child else frozenset(["self"])
         if found := objection(code, known | enumerations(code, cls.forward.__globals__)):
             doubts.append(found)
     return doubts

@@ -93,6 +93,8 @@ def _known_names(frame: types.FrameType) -> frozenset[str]:
     """What :func:`.audit.objection` wants to know of a call that begins."""
     code, values = frame.f_code, frame.f_locals
     known = {n for n in arguments(code) if n in values and _is_plain(values[n])}
+    if not isinstance(values.get("self"), (fx.Proxy, torch.Tensor, type(None))):
+        known.add("self")
     if getattr(frame.f_globals.get(code.co_name), "__code__", None) is code:
         known.add(code.co_name)
     return enumerations(code, frame.f_globals) | known

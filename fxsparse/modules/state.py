@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -99,7 +100,12 @@ def _incoming(
 
     A buffer without values yet (on the meta device, or from ``to_empty``) takes any.
     """
-    expected = header(own) if is_packed(own) else None
+    expected = None
+    if is_packed(own):
+        with contextlib.suppress(
+            ValueError
+        ):  # after to_empty the memory may hold a part of another
+            expected = header(own)
     if key in state_dict:
         new = state_dict[key]
         try:

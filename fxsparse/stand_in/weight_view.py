@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import fx
 from torch._prims_common import make_contiguous_strides_for
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
@@ -206,6 +207,8 @@ def stand_in(packed: torch.Tensor, threads: int) -> torch.Tensor:
 
     A :class:`WeightView`, or the dense weight while torch compiles or exports.
     """
+    if isinstance(packed, fx.Proxy):  # unpickling a graph traces its code again
+        return packed.tracer.create_proxy("call_function", stand_in, (packed, threads), {})
     return unpack(packed) if torch.compiler.is_compiling() else WeightView.of(packed, threads)
 
 

@@ -1,6 +1,7 @@
 """Every spelling of a multiply by a constant weight, against the dense model."""
 
 import math
+import pickle
 
 import pytest
 import torch
@@ -130,6 +131,8 @@ def test_other_spellings_run_by_the_stand_in(name, monkeypatch):
     dense = fxsparse.to_dense(sparse)
     assert torch.equal(dense.w, model.w)
     torch.testing.assert_close(dense(x), expected)
+    model.spelled = sparse.meta = None  # lambdas cannot be pickled
+    torch.testing.assert_close(pickle.loads(pickle.dumps(sparse))(x), expected)
 
 
 @pytest.mark.parametrize("name", KEPT)
