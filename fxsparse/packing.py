@@ -42,6 +42,9 @@ _MAGIC = b"fxsparse"
 _TRANSPOSED, _BUFFER, _REQUIRES_GRAD = 1, 2, 4
 _TRAILING = 8  # times a number of two bits
 
+#: A vector counts as one row, and says so by as many dimensions behind it as nothing else has.
+_VECTOR = 3
+
 
 @dataclass(frozen=True)
 class Header:
@@ -61,13 +64,15 @@ class Header:
     requires_grad: bool
     blocks: int = 0  #: matrices of a stack; 0 where there is a single one
     flat: bool = False  #: they are the rows of one matrix, in turn
-    trailing: int = 0  #: dimensions of size 1 behind these, of a 1x1 convolution
+    trailing: int = 0  #: dimensions of size 1 behind these, of a 1x1 convolution; 3: it is a vector
     offsets: tuple[int, ...] = ()  #: where they begin in the stack, and where it ends
 
     @property
     def dense_shape(self) -> tuple[int, ...]:
         """The shape of the dense weight."""
         rows, cols = self.shape[::-1] if self.transposed else self.shape
+        if self.trailing == _VECTOR:
+            return (cols,)
         if self.blocks == 0:
             return rows, cols, *[1] * self.trailing
         return (self.blocks * rows, cols) if self.flat else (self.blocks, rows, cols)
@@ -149,7 +154,7 @@ def describe(
     flags = _TRANSPOSED * transposed | _BUFFER * is_buffer | _REQUIRES_GRAD * weight.requires_grad
     dense = strided(weight)
     if blocks == 0:
-        flags |= _TRAILING * max(weight.dim() - 2, 0)
+        flags |= _TRAILING * (_VECTOR if weight.dim() == 1 else weight.dim() - 2)
     return [_C.describe(*_address(m, transposed), format, flags) for m in _matrices(dense, blocks)]
 
 
@@ -190,8 +195,10 @@ def pack(
 
 def _matrices(weight: torch.Tensor, blocks: int) -> tuple[torch.Tensor, ...]:
     """The matrices of a weight that are packed by themselves."""
-    while blocks == 0 and 2 < weight.dim() <= 5 and weight.shape[-1] == 1:
+    while blocks == 0 and 2 < weight.dim() <= 4 and weight.shape[-1] == 1:
         weight = weight.select(-1, 0)
+    if blocks == 0 and weight.dim() == 1:
+        weight = weight.unsqueeze(0)
     if weight.dim() != (3 if blocks and weight.dim() == 3 else 2):
         raise ValueError(f"expected a dense 2-D weight, got {weight.dim()} dimensions")
     if blocks == 0:

@@ -76,6 +76,8 @@ def decide(weight: Weight, options: Options) -> Decision:
 
 def _matrix_shape(weight: Weight, tensor: torch.Tensor) -> tuple[int, int]:
     """(out, in) of the matrix, or of each of the matrices, that the weight is packed as."""
+    if tensor.dim() == 1:
+        return 1, len(tensor)
     rows, cols = tensor.shape[-2:] if weight.blocks else tensor.shape[:2]
     if tensor.dim() == 2 and weight.blocks:
         rows //= weight.blocks

@@ -165,7 +165,7 @@ def module_weights(
         return []
     return [
         _read_weight(module, name, kind.__name__, _how_read(module, name))
-        for name in _matrices(module)
+        for name in [*_matrices(module), *_multiplied_vectors(module)]
     ]
 
 
@@ -253,10 +253,17 @@ def _read_weight(module: nn.Module, name: str, op: str, reads: Reads | str) -> O
     if tensor.dim() == 2 and reads.sliced and not isinstance(module, nn.ParameterList):
         return OwnWeight(name, op, f"{kind}.forward takes parts of it")
     blocks = tensor.shape[0] if tensor.dim() == 3 else reads.blocks(module)
-    if tensor.shape[0] % (blocks or 1) or tensor.numel() == 0:
+    if tensor.shape[0] % (blocks or 1) or tensor.numel() == 0 or tensor.dim() == 1:
         blocks = 0
-    transposed = sum(reads.swapped) * 2 > len(reads.swapped)
+    transposed = tensor.dim() > 1 and sum(reads.swapped) * 2 > len(reads.swapped)
     return OwnWeight(name, op, transposed=transposed, blocks=blocks)
+
+
+def _multiplied_vectors(module: nn.Module) -> list[str]:
+    """Vectors that forward multiplies matrices by, such as a learned query: most are added or scale."""
+    vectors = [n for n, p in module._parameters.items() if p is not None and p.dim() == 1]
+    reads = {name: _how_read(module, name) for name in vectors}
+    return [name for name, found in reads.items() if isinstance(found, Reads) and found.swapped]
 
 
 def _matrices(module: nn.Module) -> list[str]:

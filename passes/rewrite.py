@@ -20,11 +20,12 @@ from .record import META, Call, Decision, Weight
 
 def mark(weight: Weight, decision: Decision) -> None:
     """Note on each node that reads an installed weight which call replaces it."""
-    shape = decision.shape[::-1] if weight.transposed else decision.shape
-    call = Call(shape[0], shape[1], decision.dtype, decision.threads or 0)
-    for site in weight.sites:
-        if site.node is not None and META in site.node.meta:
-            site.node.meta[META] = replace(site.node.meta[META], call=call)
+    nodes = [site.node for site in weight.sites if site.node is not None]
+    for node in nodes:
+        if META in node.meta:
+            shape = decision.shape[::-1] if weight.transposed else decision.shape
+            call = Call(shape[0], shape[1], decision.dtype, decision.threads or 0)
+            node.meta[META] = replace(node.meta[META], call=call)
 
 
 class Rewrite(PassBase):

@@ -9,8 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from pruned import sparse_weight
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import fxsparse
 from fxsparse.packing import pack
 from fxsparse.stand_in.weight_view import WeightView
 
@@ -619,3 +621,31 @@ def test_embedding_bags(mode, rebuilt):
         F.embedding_bag(torch.tensor([[3, 1]]), w, mode=mode, padding_idx=1) for w in (weight, view)
     )
     torch.testing.assert_close(*padded)
+
+
+def test_a_vector_and_a_matrix_that_were_expanded():
+    class Pools(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query = nn.Parameter(torch.randn(256) * (torch.rand(256) > 0.9))
+
+        def forward(self, x, scale=None):
+            attention_interface = _attention
+            query = self.query.float().view(-1, 256).expand(*x.shape[:-2], -1, -1)
+            return attention_interface(self, query, x)
+
+    def _attention(module, query, x):
+        return torch.matmul(query, x.transpose(-1, -2))
+
+    model = Pools()
+    sparse = fxsparse.compile(model, min_elements=0)
+    (row,) = sparse.report.rows
+    assert (row.status, row.shape) == ("sparse", (256,))
+    x = torch.randn(2, 3, 5, 256)
+    torch.testing.assert_close(sparse(x), model(x), rtol=1e-4, atol=1e-4)
+    dense = fxsparse.to_dense(sparse)
+    assert torch.equal(dense.query, model.query) and isinstance(dense.query, nn.Parameter)
+    again = fxsparse.compile(model, min_elements=0)
+    again.load_state_dict(sparse.state_dict())
+    again.load_state_dict(model.state_dict())
+    torch.testing.assert_close(again(x), model(x), rtol=1e-4, atol=1e-4)

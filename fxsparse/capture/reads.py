@@ -33,7 +33,11 @@ _MULTIPLIES: dict[str, tuple[int, str, bool]] = {
     "tensordot": (1, "b", True),
 }
 #: Functions that multiply from the left: (index of the matrix, name).
-_LEFT = {"matmul": (0, "input"), "mm": (0, "input"), "bmm": (0, "input"), "mv": (0, "input")}
+_LEFT = {
+    **dict.fromkeys(["matmul", "mm", "bmm", "mv"], (0, "input")),
+    # transformers' name for the attention that was chosen: (module, query, key, value, ...).
+    "attention_interface": (1, "query"),
+}
 #: Functions that look rows up.
 LOOK_UPS = frozenset(["embedding"])
 

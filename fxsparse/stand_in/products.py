@@ -92,7 +92,8 @@ def _times(
 
 
 def product(a: Any, b: Any) -> Any:
-    """``a @ b`` with a stand-in of two or three dimensions, which other dimensions broadcast to."""
+    """``a @ b`` with a stand-in of two or three dimensions, or of one matrix that was expanded to more;
+    other dimensions broadcast."""
     if isinstance(a, WeightView):
         if isinstance(b, WeightView) or a.dim() < 2 or b.dim() == 0:
             return NotImplemented
@@ -100,7 +101,15 @@ def product(a: Any, b: Any) -> Any:
             return product(b, a.transpose(-1, -2))
         found = product(b.transpose(-1, -2), a.transpose(-1, -2))
         return found if found is NotImplemented else found.transpose(-1, -2)
-    if a.dim() == 0 or len(b.place.size) not in (2, 3):
+    size, stride, offset = b.place.size, b.place.stride, b.place.offset
+    if len(size) > 3 and all(n == 1 or step == 0 for n, step in zip(size[:-2], stride)):
+        found = (
+            product(a, b.like(size[-2:], stride[-2:], offset)) if a.dim() > 1 else NotImplemented
+        )
+        if found is NotImplemented:
+            return found
+        return found.expand(*torch.broadcast_shapes(a.shape[:-2], size[:-2]), *found.shape[-2:])
+    if a.dim() == 0 or len(size) not in (2, 3):
         return NotImplemented
     if len(b.place.size) == 2:
         return _times(a, b)
