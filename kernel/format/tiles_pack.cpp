@@ -131,7 +131,9 @@ struct Packer {
   }
 
   // Whether the group has all the steps and entries that were counted; no more are written.
-  bool fill(int64_t group) const {
+  // `nonzeros` grows by those entries that do not only pad.
+  bool fill(int64_t group, std::atomic<uint64_t>& nonzeros) const {
+    uint64_t padding = 0;
     int64_t entry = entry_offset(group), step = step_offset(group);
     const int64_t last_entry = entry_offset(group + 1), last_step = step_offset(group + 1);
     const bool fits = for_tiles<Bits>(dense, group, [&](const TileSteps<Bits>& tile) {
@@ -140,14 +142,16 @@ struct Packer {
       std::memcpy(masks + step * kMaskBytes, tile.masks, tile.steps * kMaskBytes);
       std::memcpy(indices + entry, tile.indices, tile.entries);
       std::memcpy(values + entry * kValueBytes, tile.values, tile.entries * kValueBytes);
+      padding += tile.entries == 1 && tile.values[0] == 0;
       entry += tile.entries;
       step += tile.steps;
       return true;
     });
+    nonzeros += last_entry - entry_offset(group) - padding;
     return fits && entry == last_entry && step == last_step;
   }
 
-  bool run(uint64_t most_steps, uint64_t most_entries) const {
+  bool run(uint64_t most_steps, uint64_t most_entries, uint64_t expected_nonzeros) const {
     const int64_t count_of_groups = group_count(dense.rows);
     const int64_t bytes = dense.rows * dense.cols * static_cast<int64_t>(sizeof(Bits));
     for_ranges(count_of_groups, bytes, [&](int64_t begin, int64_t end) {
@@ -161,8 +165,10 @@ struct Packer {
       put_offsets(g, static_cast<int64_t>(entries), static_cast<int64_t>(steps));
     }
     if (entries != most_entries || steps != most_steps) return false;
-    return first_failing(count_of_groups, bytes, [&](int64_t g) { return fill(g); }) ==
-           count_of_groups;
+    std::atomic<uint64_t> nonzeros{0};
+    const int64_t filled =
+        first_failing(count_of_groups, bytes, [&](int64_t g) { return fill(g, nonzeros); });
+    return filled == count_of_groups && nonzeros == expected_nonzeros;
   }
 };
 
@@ -199,7 +205,7 @@ void tiles_pack(const DenseView& dense, const Header& header, uint8_t* out) {
                                   out + layout.section[kTilesMasks],
                                   out + layout.section[kTilesIndices],
                                   out + layout.section[kTilesValues]}
-        .run(header.extent[0], header.extent[1]);
+        .run(header.extent[0], header.extent[1], header.nonzeros);
   });
   if (!same) fail_changed(header.nonzeros);
 }
