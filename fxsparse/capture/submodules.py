@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -32,11 +33,11 @@ class GraphForward:
         self.graph: fx.Graph | None = graph
         below = [m for m in owner.modules() if m is not owner]
         self.hooks = [getattr(module, hooks) for module in below for hooks in HOOKS]
-        self.state = [_State(module) for module in owner.modules()]
+        self.state = [_State(module, module is owner) for module in owner.modules()]
         self.run = _function(graph)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.stands():
+        if torch.compiler.is_compiling() or not self.stands():
             return type(self.owner).forward(self.owner, *args, **kwargs)
         return self.run(self.owner, *args, **kwargs)
 
@@ -75,48 +76,50 @@ class _State:
 
     Whether it is in training is not among them: a trace that it matters to is not trusted."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.module = module
+    def __init__(self, module: torch.nn.Module, is_owner: bool) -> None:
+        self.module, self.is_owner = module, is_owner
         self.kind, self.forward = type(module), type(module).forward
-        self.replaced = module.__dict__.get("forward")
-        self.members = self._members()
+        own = module.__dict__
+        containers: list[Any] = [own["_modules"]]
+        self.attributes: list[tuple[str, Any]] = []
+        # A module of torch runs itself, or its node has all that it needs of it.
+        if not self.kind.__module__.startswith(("torch.", "fxsparse.")):
+            self.attributes = [
+                (name, value)
+                for name, value in own.items()
+                if name not in _COMMON and not isinstance(value, WeightView)
+            ]
+            kinds = (list, dict, set)
+            containers += [own["_parameters"], *(v for _, v in self.attributes if type(v) in kinds)]
+        self.containers = [(each, tuple(_inside(each))) for each in containers if each]
+
+    def holds(self) -> bool:
+        """Whether all that is as it was."""
+        module, own = self.module, self.module.__dict__
+        if type(module) is not self.kind or self.kind.forward is not self.forward:
+            return False
+        if not self.is_owner and "forward" in own:
+            return False
+        for name, value in self.attributes:
+            if own.get(name, _COMMON) is not value:
+                return False
+        for container, then in self.containers:
+            now = _inside(container)
+            if len(now) != len(then) or not all(map(operator.is_, now, then)):
+                return False
+        return True
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _State:
         result = _State.__new__(_State)
         result.__dict__.update(self.__dict__)
         result.module = copy.deepcopy(self.module, memo)
-        result.members = copy.deepcopy(self.members, memo)
+        result.attributes = copy.deepcopy(self.attributes, memo)
+        result.containers = copy.deepcopy(self.containers, memo)
         return result
 
-    def _members(self) -> list[Any]:
-        """The objects that forward may read, containers with what lies in them."""
-        found: list[Any] = []
-        own = self.module.__dict__
-        for name in ("_modules", "_parameters"):
-            found += own[name].values()
-        for name, value in own.items():
-            if name in _COMMON or isinstance(value, WeightView):
-                continue
-            found.append(value)
-            if isinstance(value, (list, tuple, set)):
-                found += value
-            elif isinstance(value, dict):
-                found += value.values()
-        return found
 
-    def holds(self) -> bool:
-        """Whether all that is as it was."""
-        if torch.compiler.is_compiling():  # Dynamo guards what it reads itself
-            now = [*self.module._modules.values()]
-            return all(a is b for a, b in zip(now, self.members))
-        kind = type(self.module)
-        if kind is not self.kind or kind.forward is not self.forward:
-            return False
-        replaced = self.module.__dict__.get("forward")
-        if replaced is not self.replaced and not isinstance(replaced, GraphForward):
-            return False
-        now = self._members()
-        return len(now) == len(self.members) and all(a is b for a, b in zip(now, self.members))
+def _inside(container: Any) -> Any:
+    return container.values() if isinstance(container, dict) else container
 
 
 def _without_graph() -> GraphForward:
