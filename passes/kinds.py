@@ -163,10 +163,9 @@ def module_weights(
         return [_read_weight(module, name, kind.__name__, reads) for name in _matrices(module)]
     if kind.__module__.startswith("torch."):
         return []
-    return [
-        _read_weight(module, name, kind.__name__, _how_read(module, name))
-        for name in [*_matrices(module), *_multiplied_vectors(module)]
-    ]
+    matrices = {name: _how_read(module, name) for name in _matrices(module)}
+    found = {**matrices, **_multiplied_vectors(module)}
+    return [_read_weight(module, name, kind.__name__, reads) for name, reads in found.items()]
 
 
 def _linear_weights(module: nn.Linear) -> list[OwnWeight]:
@@ -259,11 +258,12 @@ def _read_weight(module: nn.Module, name: str, op: str, reads: Reads | str) -> O
     return OwnWeight(name, op, transposed=transposed, blocks=blocks)
 
 
-def _multiplied_vectors(module: nn.Module) -> list[str]:
-    """Vectors that forward multiplies matrices by, such as a learned query: most are added or scale."""
+def _multiplied_vectors(module: nn.Module) -> dict[str, Reads]:
+    """Vectors that forward multiplies matrices by, such as a learned query, and how it reads them:
+    most are added or scale."""
     vectors = [n for n, p in module._parameters.items() if p is not None and p.dim() == 1]
     reads = {name: _how_read(module, name) for name in vectors}
-    return [name for name, found in reads.items() if isinstance(found, Reads) and found.swapped]
+    return {n: found for n, found in reads.items() if isinstance(found, Reads) and found.swapped}
 
 
 def _matrices(module: nn.Module) -> list[str]:
