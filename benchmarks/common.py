@@ -73,6 +73,12 @@ def torch_csr_calls(weight: torch.Tensor, x: torch.Tensor) -> Calls:
     return {"csr linear": lambda: F.linear(x, csr), "csr matmul": lambda: (csr @ x.t()).t()}
 
 
+def resident_bytes() -> int:
+    """Bytes of this process that are in memory now."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def cpu_name() -> str:
     try:
         with open("/proc/cpuinfo") as file:
