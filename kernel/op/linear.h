@@ -4,6 +4,7 @@
 
 #include "format/format.h"
 #include "isa/dispatch.h"
+#include "op/epilogue.h"
 #include "op/planes.h"
 
 namespace fxsparse {
@@ -19,6 +20,11 @@ struct LinearCall {
   Isa isa;      // of the kernel
   int threads;  // at most; 0: as many as the work is worth
   bool more;    // for the pool: the next operator that uses threads is one of these, too
+
+  // Done to y, which has rows() values a row; not where y is images, and not when transposed.
+  Epilogue epilogue;
+  const void* other;  // what joins y, or null: batch rows of rows() values
+  int64_t other_stride;
 
   // Where x and y are images: both or none, and not when transposed. The strides then do not count.
   const Planes* x_planes;
