@@ -90,3 +90,38 @@ def test_gradients():
     torch.autograd.gradcheck(
         lambda x, residual: ops.mlp(x, *arguments[1:7], residual, *arguments[8:]), (x, other)
     )
+
+
+# pairs hands panels on by itself; with tiles and bitmap rows are made into panels; csr has others.
+MIXED = [("pairs",) * 3, ("tiles",) * 3, ("bitmap",) * 3, ("csr", "tiles", "pairs")]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("formats", MIXED, ids="-".join)
+def test_mlp_is_the_multiplies_one_by_one(formats, gated, dtype):
+    """Bit for bit, for any number of threads, for few rows, whole panels and what is left of them."""
+    features, hidden, out = 200, 333, 130
+    sizes = [(hidden, features), (hidden, features), (out, hidden)]
+    gate, up, down = (
+        pack(sparse_weight(*size, 0.8, dtype), format=f) for size, f in zip(sizes, formats)
+    )
+    biases = [torch.randn(n).to(dtype) for n in (hidden, hidden, out)]
+    for batch in (1, 7, 16, 128, 301):
+        x, residual = torch.randn(batch, features).to(dtype), torch.randn(batch, out).to(dtype)
+        if batch > 100:
+            x[3, 5], x[batch - 2, 7] = float("inf"), float("nan")
+            x[70] *= 300  # infinite where float16 cannot hold it
+        middle = ops.linear(x, up, biases[1], hidden, features, dtype, 1)
+        if gated:
+            arguments = (x, gate, biases[0], hidden, features, dtype, 1)
+            first = ops.linear_fused(*arguments[:3], middle, *arguments[3:], "silu mul")
+        else:
+            first = ops.linear_fused(x, up, biases[1], None, hidden, features, dtype, 1, "silu")
+        expected = ops.linear(first, down, biases[2], out, hidden, dtype, 1) + residual
+        for threads in (1, 2, 3):
+            got = ops.mlp(
+                x, *((gate, biases[0]) if gated else (None, None)), up, biases[1], down, biases[2],
+                residual, features, hidden, out, dtype, threads, "silu",
+            )  # fmt: skip
+            torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)

@@ -92,6 +92,12 @@ struct Kernel {
 
   // The most vectors of a panel for this weight, where that depends on it; null: most_vectors.
   int (*vectors_for)(const PackedView& w) = nullptr;
+
+  // As `multiply`, into the rows [begin, end) of a panel, in the computing type and not rounded to
+  // the stored one. `out` has room for one row more than the weight. Null where the format has
+  // nothing faster than rows of y made into a panel.
+  void (*multiply_to_panel)(const PackedView& w, const void* panel, int vectors, const void* bias,
+                            void* out, int64_t begin, int64_t end) = nullptr;
 };
 
 }  // namespace fxsparse

@@ -68,6 +68,7 @@ struct F32 {
   // Keeps the value in a register: the compiler would rather load it again for each use.
   void pin() { FXSPARSE_PIN(v); }
   static F32 add(F32 a, F32 b) { return {_mm512_add_ps(a.v, b.v)}; }
+  static F32 sub(F32 a, F32 b) { return {_mm512_sub_ps(a.v, b.v)}; }
   static F32 mul(F32 a, F32 b) { return {_mm512_mul_ps(a.v, b.v)}; }
   static F32 div(F32 a, F32 b) { return {_mm512_div_ps(a.v, b.v)}; }
   // b where one is NaN or both are zero.

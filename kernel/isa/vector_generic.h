@@ -57,6 +57,7 @@ struct Vec {
   }
   void pin() {}
   static Vec add(Vec a, Vec b) { return {a.v + b.v}; }
+  static Vec sub(Vec a, Vec b) { return {a.v - b.v}; }
   static Vec mul(Vec a, Vec b) { return {a.v * b.v}; }
   static Vec div(Vec a, Vec b) { return {a.v / b.v}; }
   // b where one is NaN or both are zero.

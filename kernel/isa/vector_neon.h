@@ -53,6 +53,7 @@ struct F32 {
   // Keeps the value in a register: the compiler would rather load it again for each use.
   void pin() { asm("" : "+w"(v)); }
   static F32 add(F32 a, F32 b) { return {vaddq_f32(a.v, b.v)}; }
+  static F32 sub(F32 a, F32 b) { return {vsubq_f32(a.v, b.v)}; }
   static F32 mul(F32 a, F32 b) { return {vmulq_f32(a.v, b.v)}; }
   static F32 div(F32 a, F32 b) { return {vdivq_f32(a.v, b.v)}; }
   // b where one is NaN or both are zero.

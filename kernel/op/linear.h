@@ -2,6 +2,8 @@
 
 // The driver: y = x Wt + bias and its transpose for any batch, on the pool. Free of torch.
 
+#include <vector>
+
 #include "format/format.h"
 #include "isa/dispatch.h"
 #include "op/epilogue.h"
@@ -31,9 +33,18 @@ struct LinearCall {
   const Planes* y_planes;
 };
 
+inline const Kernel& kernel_of(const LinearCall& call) {
+  return find_kernel(call.packed->header.format, call.isa, call.packed->view.value);
+}
+
 // Results do not depend on the number of threads. A row of x with Inf or NaN gets the dense result:
 // NaN wherever the weight has a dropped zero at such a place.
 FXSPARSE_EXPORT void linear(const Kernel& kernel, const LinearCall& call);
+
+// Calls that differ in their weight, bias and y alone: x is made ready once, and the pool is called
+// once.
+FXSPARSE_EXPORT void linears(const std::vector<LinearCall>& calls);
+
 FXSPARSE_EXPORT void linear_transposed(const Kernel& kernel, const LinearCall& call);
 
 }  // namespace fxsparse

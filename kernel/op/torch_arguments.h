@@ -123,8 +123,4 @@ inline LinearCall make_call(const Packed& packed, const Rows& x, const Tensor& y
   return call;
 }
 
-inline const Kernel& kernel_of(const LinearCall& call) {
-  return find_kernel(call.packed->header.format, call.isa, call.packed->view.value);
-}
-
 }  // namespace fxsparse

@@ -122,13 +122,14 @@ void boxed_linears(StableIValue* stack, uint64_t, uint64_t) {
   }
   const Rows rows = open_rows(std::move(x), in, dtype, {"x", "in_features"});
   std::vector<Tensor> y;
+  std::vector<LinearCall> calls;
   for (size_t i = 0; i < count; ++i) {
     y.push_back(empty_rows(rows, outs[i], dtype));
-    LinearCall call = make_call(opened[i], rows, y[i], outs[i], threads);
-    call.bias = biases[i] ? biases[i]->data() : nullptr;
-    call.more = more || i + 1 < count;
-    linear(kernel_of(call), call);
+    calls.push_back(make_call(opened[i], rows, y[i], outs[i], threads));
+    calls[i].bias = biases[i] ? biases[i]->data() : nullptr;
+    calls[i].more = more;
   }
+  linears(calls);
 
   StableListHandle list;
   check(torch_new_list_reserve_size(count, &list));
