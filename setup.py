@@ -74,6 +74,7 @@ def write_ninja(build: Path, module: str) -> None:
     includes = {
         "module.cpp": [pybind11.get_include(), sysconfig.get_paths()["include"]],
         "torch_ops.cpp": [torch / "include"],
+        "torch_fused.cpp": [torch / "include"],
     }
     with open(build / "build.ninja", "w") as file:
         n = ninja_syntax.Writer(file)

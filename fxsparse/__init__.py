@@ -5,7 +5,7 @@
 >>> print(sparse.report)  # doctest: +SKIP
 """
 
-from . import errors, ops
+from . import errors, fused_ops, ops
 from .compiler import compile, inspect
 from .dense import to_dense
 from .errors import CaptureError, NothingRewrittenWarning, VerificationError
@@ -27,6 +27,7 @@ __all__ = [
     "compile",
     "cpu_features",
     "errors",
+    "fused_ops",
     "get_num_threads",
     "inspect",
     "ops",

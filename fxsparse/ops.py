@@ -33,6 +33,10 @@ conv1x1 = torch.ops.fxsparse.conv1x1.default
 linear_backward = torch.ops.fxsparse.linear_backward.default
 unpack = torch.ops.fxsparse.unpack.default
 embedding = torch.ops.fxsparse.embedding.default
+# Their other kernels are in fused_ops.py.
+linear_fused = torch.ops.fxsparse.linear_fused.default
+linears = torch.ops.fxsparse.linears.default
+mlp = torch.ops.fxsparse.mlp.default
 
 
 def _check(

@@ -18,6 +18,12 @@ constexpr int kMaxVectors = 8;      // of a panel row
 constexpr int kMaxFew = 16;         // batch rows that multiply_few takes
 constexpr int kMaxPanelRows = 128;  // kMaxVectors of 16 lanes
 
+#define FXSPARSE_ACTIVATION(name) +1
+constexpr int kActivations =
+#include "isa/activations.inc"
+    ;
+#undef FXSPARSE_ACTIVATION
+
 // What does not depend on the format: one for each instruction set and value type.
 struct VectorOps {
   int lanes;
@@ -45,6 +51,12 @@ struct VectorOps {
 
   // The same for a single row: panels with one lane.
   void (*scatter_one)(const PackedView& csr, const void* g, void* out, int64_t begin, int64_t end);
+
+  // n values of the stored type in place, by an activation's place in activations.inc; and
+  // y <- y + other, y <- y * other. A value's result does not depend on where it is.
+  void (*activate[kActivations])(void* y, int64_t n);
+  void (*add)(void* y, const void* other, int64_t n);
+  void (*multiply)(void* y, const void* other, int64_t n);
 };
 
 struct Kernel {
@@ -80,6 +92,12 @@ struct Kernel {
 
   // The most vectors of a panel for this weight, where that depends on it; null: most_vectors.
   int (*vectors_for)(const PackedView& w) = nullptr;
+
+  // As `multiply`, into the rows [begin, end) of a panel, in the computing type and not rounded to
+  // the stored one. `out` has room for one row more than the weight. Null where the format has
+  // nothing faster than rows of y made into a panel.
+  void (*multiply_to_panel)(const PackedView& w, const void* panel, int vectors, const void* bias,
+                            void* out, int64_t begin, int64_t end) = nullptr;
 };
 
 }  // namespace fxsparse

@@ -141,7 +141,7 @@ inline void multiply_block(const PackedView& w, Place<S>& place, int64_t tiles,
     const V start = V::broadcast(bias ? widen(read(bias + block + r)) : 0);
     for (int v = 0; v < kVectors; ++v) start.store(sums + r * kLanes + v * L);
   }
-  for (int v = 0; v < kVectors; ++v) V::zero().store(sums + n * kLanes + v * L);
+  for (int v = 0; n % 2 == 1 && v < kVectors; ++v) V::zero().store(sums + n * kLanes + v * L);
   for (int64_t tile = 0; tile < tiles; ++tile)
     multiply_tile<S, V, kVectors>(place, (n + 1) / 2, panel + (tile << w.tile_cols_log2) * kLanes,
                                   sums);
@@ -169,6 +169,21 @@ __attribute__((noinline)) void multiply_panel(const PackedView& w, const void* p
   });
 }
 
+// The sums are the rows of the panel themselves.
+template <class S, int kVectors>
+__attribute__((noinline)) void multiply_panel_to_panel(const PackedView& w, const void* panel,
+                                                       const void* bias, void* out, int64_t begin,
+                                                       int64_t end) {
+  using V = typename ComputeOf<S>::Vector;
+  using Scalar = typename V::Scalar;
+  constexpr int64_t kLanes = static_cast<int64_t>(kVectors) * V::kLanes;
+  for_blocks<S>(w, begin, end, [&](Place<S>& place, int64_t tiles, int64_t block, int64_t n) {
+    multiply_block<S, V, kVectors>(w, place, tiles, static_cast<const Scalar*>(panel),
+                                   static_cast<const S*>(bias), block, n,
+                                   static_cast<Scalar*>(out) + block * kLanes);
+  });
+}
+
 template <class S>
 int64_t scratch_bytes(const PackedView& w, int vectors) {
   using V = typename ComputeOf<S>::Vector;
@@ -182,6 +197,14 @@ void multiply(const PackedView& w, const void* panel, int64_t rows, int vectors,
   with_vectors<kPairVectors>(vectors, [&](auto constant) {
     multiply_panel<S, decltype(constant)::value>(w, panel, rows, bias, y, y_stride, begin, end,
                                                  scratch);
+  });
+}
+
+template <class S>
+void multiply_to_panel(const PackedView& w, const void* panel, int vectors, const void* bias,
+                       void* out, int64_t begin, int64_t end) {
+  with_vectors<kPairVectors>(vectors, [&](auto constant) {
+    multiply_panel_to_panel<S, decltype(constant)::value>(w, panel, bias, out, begin, end);
   });
 }
 
@@ -264,7 +287,8 @@ constexpr Kernel make_kernel(const VectorOps* ops) {
           multiply_few<S>,
           scratch_bytes<S>,
           multiply<S>,
-          vectors_for<S>};
+          vectors_for<S>,
+          multiply_to_panel<S>};
 }
 
 }  // namespace pairs

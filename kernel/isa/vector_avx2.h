@@ -64,6 +64,22 @@ struct F32 {
   // Keeps the value in a register: the compiler would rather load it again for each use.
   void pin() { asm("" : "+x"(v)); }
   static F32 add(F32 a, F32 b) { return {_mm256_add_ps(a.v, b.v)}; }
+  static F32 sub(F32 a, F32 b) { return {_mm256_sub_ps(a.v, b.v)}; }
+  static F32 mul(F32 a, F32 b) { return {_mm256_mul_ps(a.v, b.v)}; }
+  static F32 div(F32 a, F32 b) { return {_mm256_div_ps(a.v, b.v)}; }
+  // b where one is NaN or both are zero.
+  static F32 min(F32 a, F32 b) { return {_mm256_min_ps(a.v, b.v)}; }
+  static F32 max(F32 a, F32 b) { return {_mm256_max_ps(a.v, b.v)}; }
+  static F32 abs(F32 a) { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0f), a.v)}; }
+  // a where x < 0, else b.
+  static F32 where_negative(F32 x, F32 a, F32 b) {
+    return {_mm256_blendv_ps(b.v, a.v, _mm256_cmp_ps(x.v, _mm256_setzero_ps(), _CMP_LT_OQ))};
+  }
+  // 2^n for the integer n of -127 (which gives 0) to 128 (infinity) in the low bits of x.
+  static F32 power_of_two(F32 x) {
+    const __m256i n = _mm256_slli_epi32(_mm256_castps_si256(x.v), 23);
+    return {_mm256_castsi256_ps(_mm256_add_epi32(n, _mm256_set1_epi32(127 << 23)))};
+  }
   static F32 fma(F32 a, F32 b, F32 c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
   static float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
   float sum() const {
@@ -131,6 +147,7 @@ struct F64 {
   void store(double* p) const { _mm256_storeu_pd(p, v); }
   void pin() { asm("" : "+x"(v)); }
   static F64 add(F64 a, F64 b) { return {_mm256_add_pd(a.v, b.v)}; }
+  static F64 mul(F64 a, F64 b) { return {_mm256_mul_pd(a.v, b.v)}; }
   static F64 fma(F64 a, F64 b, F64 c) { return {_mm256_fmadd_pd(a.v, b.v, c.v)}; }
   static double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
   double sum() const {

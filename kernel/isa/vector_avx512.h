@@ -68,6 +68,26 @@ struct F32 {
   // Keeps the value in a register: the compiler would rather load it again for each use.
   void pin() { FXSPARSE_PIN(v); }
   static F32 add(F32 a, F32 b) { return {_mm512_add_ps(a.v, b.v)}; }
+  static F32 sub(F32 a, F32 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+  static F32 mul(F32 a, F32 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+  static F32 div(F32 a, F32 b) { return {_mm512_div_ps(a.v, b.v)}; }
+  // b where one is NaN or both are zero.
+  static F32 min(F32 a, F32 b) { return {_mm512_min_ps(a.v, b.v)}; }
+  static F32 max(F32 a, F32 b) { return {_mm512_max_ps(a.v, b.v)}; }
+  static F32 abs(F32 a) {
+    const __m512i bits = _mm512_castps_si512(a.v);
+    return {_mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)))};
+  }
+  // a where x < 0, else b.
+  static F32 where_negative(F32 x, F32 a, F32 b) {
+    const __mmask16 negative = _mm512_cmp_ps_mask(x.v, _mm512_setzero_ps(), _CMP_LT_OQ);
+    return {_mm512_mask_mov_ps(b.v, negative, a.v)};
+  }
+  // 2^n for the integer n of -127 (which gives 0) to 128 (infinity) in the low bits of x.
+  static F32 power_of_two(F32 x) {
+    const __m512i n = _mm512_slli_epi32(_mm512_castps_si512(x.v), 23);
+    return {_mm512_castsi512_ps(_mm512_add_epi32(n, _mm512_set1_epi32(127 << 23)))};
+  }
   static F32 fma(F32 a, F32 b, F32 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
   static float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
   // Halves are added until one lane is left; spelled out because the compiler's own reduction is a
@@ -147,6 +167,7 @@ struct F64 {
   void store(double* p) const { _mm512_storeu_pd(p, v); }
   void pin() { FXSPARSE_PIN(v); }
   static F64 add(F64 a, F64 b) { return {_mm512_add_pd(a.v, b.v)}; }
+  static F64 mul(F64 a, F64 b) { return {_mm512_mul_pd(a.v, b.v)}; }
   static F64 fma(F64 a, F64 b, F64 c) { return {_mm512_fmadd_pd(a.v, b.v, c.v)}; }
   static double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
   double sum() const {

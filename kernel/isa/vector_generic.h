@@ -57,6 +57,24 @@ struct Vec {
   }
   void pin() {}
   static Vec add(Vec a, Vec b) { return {a.v + b.v}; }
+  static Vec sub(Vec a, Vec b) { return {a.v - b.v}; }
+  static Vec mul(Vec a, Vec b) { return {a.v * b.v}; }
+  static Vec div(Vec a, Vec b) { return {a.v / b.v}; }
+  // b where one is NaN or both are zero.
+  static Vec min(Vec a, Vec b) { return {a.v < b.v ? a.v : b.v}; }
+  static Vec max(Vec a, Vec b) { return {a.v > b.v ? a.v : b.v}; }
+  static Vec abs(Vec a) {
+    for (int i = 0; i < N; ++i) a.v[i] = bits_to_float(float_to_bits(a.v[i]) & 0x7fffffffu);
+    return a;
+  }
+  // a where x < 0, else b.
+  static Vec where_negative(Vec x, Vec a, Vec b) { return {x.v < Raw{} ? a.v : b.v}; }
+  // 2^n for the integer n of -127 (which gives 0) to 128 (infinity) in the low bits of x.
+  static Vec power_of_two(Vec x) {
+    for (int i = 0; i < N; ++i)
+      x.v[i] = bits_to_float((float_to_bits(x.v[i]) << 23) + (127u << 23));
+    return x;
+  }
   static Vec fma(Vec a, Vec b, Vec c) { return {a.v * b.v + c.v}; }
   static T fma(T a, T b, T c) { return a * b + c; }
   T sum() const {

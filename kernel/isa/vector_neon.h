@@ -53,6 +53,20 @@ struct F32 {
   // Keeps the value in a register: the compiler would rather load it again for each use.
   void pin() { asm("" : "+w"(v)); }
   static F32 add(F32 a, F32 b) { return {vaddq_f32(a.v, b.v)}; }
+  static F32 sub(F32 a, F32 b) { return {vsubq_f32(a.v, b.v)}; }
+  static F32 mul(F32 a, F32 b) { return {vmulq_f32(a.v, b.v)}; }
+  static F32 div(F32 a, F32 b) { return {vdivq_f32(a.v, b.v)}; }
+  // b where one is NaN or both are zero.
+  static F32 min(F32 a, F32 b) { return {vbslq_f32(vcltq_f32(a.v, b.v), a.v, b.v)}; }
+  static F32 max(F32 a, F32 b) { return {vbslq_f32(vcgtq_f32(a.v, b.v), a.v, b.v)}; }
+  static F32 abs(F32 a) { return {vabsq_f32(a.v)}; }
+  // a where x < 0, else b.
+  static F32 where_negative(F32 x, F32 a, F32 b) { return {vbslq_f32(vcltzq_f32(x.v), a.v, b.v)}; }
+  // 2^n for the integer n of -127 (which gives 0) to 128 (infinity) in the low bits of x.
+  static F32 power_of_two(F32 x) {
+    const int32x4_t n = vshlq_n_s32(vreinterpretq_s32_f32(x.v), 23);
+    return {vreinterpretq_f32_s32(vaddq_s32(n, vdupq_n_s32(127 << 23)))};
+  }
   static F32 fma(F32 a, F32 b, F32 c) { return {vfmaq_f32(c.v, a.v, b.v)}; }
   static float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
   float sum() const { return vaddvq_f32(v); }
@@ -85,6 +99,7 @@ struct F64 {
   void store(double* p) const { vst1q_f64(p, v); }
   void pin() { asm("" : "+w"(v)); }
   static F64 add(F64 a, F64 b) { return {vaddq_f64(a.v, b.v)}; }
+  static F64 mul(F64 a, F64 b) { return {vmulq_f64(a.v, b.v)}; }
   static F64 fma(F64 a, F64 b, F64 c) { return {vfmaq_f64(c.v, a.v, b.v)}; }
   static double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
   double sum() const { return vaddvq_f64(v); }

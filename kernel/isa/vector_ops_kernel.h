@@ -1,6 +1,8 @@
-// The VectorOps of an instruction set: x to panels and back, conversions, the transposed product.
+// The VectorOps of an instruction set: x to panels and back, conversions, the transposed product,
+// activations.
 // Included like csr_kernel.h, after a vector wrapper.
 
+#include "isa/activations_kernel.h"
 #include "isa/csr_rows.h"
 
 namespace fxsparse {
@@ -167,7 +169,14 @@ constexpr VectorOps make_ops() {
           widen_all<S>,
           narrow_all<S>,
           scatter<S>,
-          scatter_one<S>};
+          scatter_one<S>,
+#define FXSPARSE_ACTIVATION(name) activations::activate<S, activations::name>,
+          {
+#include "isa/activations.inc"
+          },
+#undef FXSPARSE_ACTIVATION
+          activations::add<S>,
+          activations::multiply<S>};
 }
 
 }  // namespace FXSPARSE_ISA_NAMESPACE

@@ -38,11 +38,8 @@ thread_local Scratch result_panel;
 constexpr int64_t kResultBytes = 64 << 10;
 constexpr int64_t kResultPadding = 16;
 
-// What waking parked workers costs besides what choose_threads takes it to be, unless the next call
-// is to find them awake. Without a torch operator before, two threads gain from 60-80 us of work on
-// (on Sapphire Rapids, virtual); after one, whose threads spin, 75 us of work took 98 on two
-// threads, 110 took 120 and 260 took 190.
-constexpr double kNsToWake = 45e3;
+// What an epilogue finds in the cache: 128 KB of y with as much of what joins it.
+constexpr int64_t kEpilogueBytes = 128 << 10;
 
 uint64_t next_call() {
   static std::atomic<uint64_t> calls{0};
@@ -63,41 +60,58 @@ class Multiply {
         out_length_(transposed ? view_.cols : view_.rows),
         value_bytes_(value_bytes(view_.value)) {}
 
-  void run() {
-    if (call_.batch == 0 || out_length_ == 0) return;
-    panels_ = transposed_ ? make_transposed_panels(ops_, call_.batch, in_length_)
-                          : make_panels(kernel_, view_, call_.batch);
-    const double cut_ns = (transposed_ ? kNsPerColumnCut * static_cast<double>(view_.rows) : 0) +
-                          (call_.more || workers_awake() ? 0 : kNsToWake);
-    const int threads = choose_threads(expected_ns(transposed_), cut_ns, call_.threads);
-    parts_ = choose_parts(threads, panels_.count, (out_length_ + kRowGroup - 1) / kRowGroup,
-                          transposed_ ? kChunksPerThreadTransposed : kChunksPerThread);
-    if (transposed_)
-      parts_ =
-          std::max(parts_, (out_length_ * lane_bytes(panels_.width(0)) - 1) / kOutputBytes + 1);
-    if (call_.y_planes)
-      parts_ =
-          std::max(parts_, (out_length_ * panels_.rows(0) * value_bytes_ - 1) / kResultBytes + 1);
-    // A pool's job has at most 2^16 chunks. Panels of a larger batch share them.
-    const int64_t chunks = panels_.count * parts_;
-    const int jobs = static_cast<int>(chunks < kMostChunks ? chunks : kMostChunks);
-    id_ = next_call();
-    parallel_for(threads, jobs, call_.more, [&](int job) {
-      for (int64_t c = chunks * job / jobs; c < chunks * (job + 1) / jobs; ++c)
-        run_chunk(c / parts_, c % parts_);
-    });
-  }
-
- private:
-  static constexpr int kMostChunks = 1 << 15;
-
-  double expected_ns(bool transposed) const {
+  double expected_ns() const {
     // Every format is decoded to CSR for the transposed product.
-    const FormatId format = transposed ? FormatId::kCsr : packed_.header.format;
+    const FormatId format = transposed_ ? FormatId::kCsr : packed_.header.format;
     return fxsparse::expected_ns(call_.isa, format, view_.rows, view_.cols, view_.nonzeros,
                                  call_.batch);
   }
 
+  // Cuts the work into about so many chunks; more where a chunk's result would leave the cache.
+  void cut_work(double chunks) {
+    panels_ = transposed_ ? make_transposed_panels(ops_, call_.batch, in_length_)
+                          : make_panels(kernel_, view_, call_.batch);
+    parts_ = choose_parts(chunks, panels_.count, (out_length_ + kRowGroup - 1) / kRowGroup);
+    const auto keep_below = [&](int64_t bytes, int64_t most) {
+      parts_ = std::max(parts_, (bytes - 1) / most + 1);
+    };
+    if (transposed_) keep_below(out_length_ * lane_bytes(panels_.width(0)), kOutputBytes);
+    const int64_t rows_bytes = out_length_ * panels_.rows(0) * value_bytes_;
+    if (call_.y_planes) keep_below(rows_bytes, kResultBytes);
+    if (!call_.epilogue.empty()) keep_below(rows_bytes, kEpilogueBytes);
+  }
+
+  // Whether a thread's input serves both. What few rows are made into depends on the format.
+  bool same_input(const Multiply& other) const {
+    const bool few = panels_.wide < panels_.count;
+    return panels_ == other.panels_ && (!few || (kernel_.prepare_few == other.kernel_.prepare_few &&
+                                                 kernel_.few_bytes == other.kernel_.few_bytes));
+  }
+  void share_input(const Multiply* other) { id_ = other ? other->id_ : next_call(); }
+  bool shares_input(const Multiply& other) const { return id_ == other.id_; }
+
+  int64_t panels() const { return panels_.count; }
+  int64_t parts() const { return parts_; }
+
+  void run_chunk(int64_t panel, int64_t part) {
+    const int64_t begin = cut(part), end = cut(part + 1);
+    if (begin == end) return;
+    const int64_t first = panels_.first_row(panel), rows = panels_.rows(panel);
+    const int width = panels_.width(panel);
+    prepare_input(panel, first, rows);
+    if (!call_.y_planes) {
+      multiply(width, rows, out_row(first), call_.y_stride, begin, end);
+      if (!call_.epilogue.empty()) finish_rows(first, rows, begin, end);
+      return;
+    }
+    const int64_t stride = end - begin + kResultPadding;
+    uint8_t* y = static_cast<uint8_t*>(result.reserve(rows * stride * value_bytes_));
+    multiply(width, rows, y - begin * value_bytes_, stride, begin, end);
+    rows_to_planes(ops_, {*call_.y_planes, value_bytes_, first, rows, end - begin}, y, stride,
+                   out_channel(begin), result_panel);
+  }
+
+ private:
   int64_t cut(int64_t part) const {
     if (part == 0) return 0;
     if (!transposed_) return packed_.format->row_cut(view_, part, parts_);
@@ -119,18 +133,12 @@ class Multiply {
     return static_cast<uint8_t*>(call_.y) + channel * call_.y_planes->channel * value_bytes_;
   }
 
-  void run_chunk(int64_t panel, int64_t part) {
-    const int64_t begin = cut(part), end = cut(part + 1);
-    if (begin == end) return;
-    const int64_t first = panels_.first_row(panel), rows = panels_.rows(panel);
-    const int width = panels_.width(panel);
-    prepare_input(panel, first, rows);
-    if (!call_.y_planes) return multiply(width, rows, out_row(first), call_.y_stride, begin, end);
-    const int64_t stride = end - begin + kResultPadding;
-    uint8_t* y = static_cast<uint8_t*>(result.reserve(rows * stride * value_bytes_));
-    multiply(width, rows, y - begin * value_bytes_, stride, begin, end);
-    rows_to_planes(ops_, {*call_.y_planes, value_bytes_, first, rows, end - begin}, y, stride,
-                   out_channel(begin), result_panel);
+  void finish_rows(int64_t first, int64_t rows, int64_t begin, int64_t end) {
+    for (int64_t row = first; row < first + rows; ++row) {
+      const uint8_t* other = static_cast<const uint8_t*>(call_.other);
+      if (other) other += (row * call_.other_stride + begin) * value_bytes_;
+      apply(ops_, call_.epilogue, out_row(row) + begin * value_bytes_, other, end - begin);
+    }
   }
 
   // The prepared rows times the part [begin, end) of the weight; y is where the first row's result
@@ -257,12 +265,75 @@ class Multiply {
   uint64_t id_ = 0;
 };
 
+// A pool's job has at most 2^16 chunks. More of them share one.
+constexpr int64_t kMostChunks = 1 << 15;
+
+// Runs all chunks of `count` multiplies, those that share an input one after the other for each
+// panel.
+void run(Multiply* list, int count, const LinearCall& call, int chunks_per_thread, double cut_ns) {
+  if (call.batch == 0) return;
+  double total_ns = 0;
+  for (int i = 0; i < count; ++i) total_ns += list[i].expected_ns();
+  const int threads = choose_threads(total_ns, cut_ns, call.threads, call.more);
+  int64_t chunks = 0;
+  for (int i = 0; i < count; ++i) {
+    const double share = total_ns > 0 ? list[i].expected_ns() / total_ns : 1;
+    list[i].cut_work(threads == 1 ? 1 : threads * chunks_per_thread * share);
+    const Multiply* same = std::find_if(
+        list, list + i, [&](const Multiply& other) { return list[i].same_input(other); });
+    list[i].share_input(same == list + i ? nullptr : same);
+    chunks += list[i].panels() * list[i].parts();
+  }
+
+  // Of the multiplies that share list[i]'s input: chunks of one panel; 0 if an earlier one leads.
+  const auto parts_of_panel = [&](int i) {
+    int64_t parts = 0;
+    for (int j = 0; j < count; ++j) {
+      if (!list[i].shares_input(list[j])) continue;
+      if (j < i) return int64_t{0};
+      parts += list[j].parts();
+    }
+    return parts;
+  };
+  const auto run_chunk = [&](int64_t chunk) {
+    for (int i = 0; i < count; ++i) {
+      const int64_t parts = parts_of_panel(i);
+      if (chunk >= parts * list[i].panels()) {
+        chunk -= parts * list[i].panels();
+        continue;
+      }
+      const int64_t panel = chunk / parts;
+      int64_t part = chunk % parts;
+      int j = i;
+      for (; !list[i].shares_input(list[j]) || part >= list[j].parts(); ++j)
+        if (list[i].shares_input(list[j])) part -= list[j].parts();
+      return list[j].run_chunk(panel, part);
+    }
+  };
+  const int64_t jobs = std::min(chunks, kMostChunks);
+  parallel_for(threads, static_cast<int>(jobs), call.more, [&](int job) {
+    for (int64_t c = chunks * job / jobs; c < chunks * (job + 1) / jobs; ++c) run_chunk(c);
+  });
+}
+
 }  // namespace
 
-void linear(const Kernel& kernel, const LinearCall& call) { Multiply(kernel, call, false).run(); }
+void linear(const Kernel& kernel, const LinearCall& call) {
+  Multiply multiply(kernel, call, false);
+  run(&multiply, 1, call, kChunksPerThread, 0);
+}
+
+void linears(const std::vector<LinearCall>& calls) {
+  std::vector<Multiply> list;
+  list.reserve(calls.size());
+  for (const LinearCall& call : calls) list.emplace_back(kernel_of(call), call, false);
+  run(list.data(), static_cast<int>(list.size()), calls[0], kChunksPerThread, 0);
+}
 
 void linear_transposed(const Kernel& kernel, const LinearCall& call) {
-  Multiply(kernel, call, true).run();
+  Multiply multiply(kernel, call, true);
+  run(&multiply, 1, call, kChunksPerThreadTransposed,
+      kNsPerColumnCut * static_cast<double>(call.packed->view.rows));
 }
 
 }  // namespace fxsparse

@@ -16,6 +16,7 @@
 #include "format/format.h"
 #include "isa/dispatch.h"
 #include "op/cost.h"
+#include "op/epilogue.h"
 #include "op/linear.h"
 #include "pool/cpus.h"
 #include "pool/pool.h"
@@ -225,6 +226,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("usable_cpus", &usable_cpus, arg("root") = "/");
 
   m.def("formats", &formats);
+  m.def("activations", &activation_names, "What an epilogue may do, in the order of its table.");
   m.attr("cost_densities") = std::vector<double>(std::begin(kCostDensity), std::end(kCostDensity));
   m.def("costs", &cost_list);
   m.def("set_costs", &set_cost_list, arg("lines"));

@@ -21,6 +21,11 @@ struct Panels {
   int64_t first_row(int64_t panel) const {
     return panel < wide ? first_vector(panel) * lanes : vectors * lanes;
   }
+  bool operator==(const Panels& other) const {
+    return batch == other.batch && lanes == other.lanes && vectors == other.vectors &&
+           wide == other.wide && count == other.count;
+  }
+
   // In vectors; 0 for few rows that are not transposed.
   int width(int64_t panel) const {
     return panel < wide ? static_cast<int>(first_vector(panel + 1) - first_vector(panel)) : 0;
@@ -43,8 +48,8 @@ Panels make_panels(const Kernel& kernel, const PackedView& weight, int64_t batch
 Panels make_transposed_panels(const VectorOps& ops, int64_t batch, int64_t length);
 
 // Threads worth using for work of `ns` nanoseconds, at most `most` (0: the pool's size), where a
-// second one costs `cut_ns` nanoseconds more than waking it.
-int choose_threads(double ns, double cut_ns, int most);
+// second one costs `cut_ns` nanoseconds more than waking it. `more` as for the pool.
+int choose_threads(double ns, double cut_ns, int most, bool more);
 
 // A few chunks a thread, so that a thread that lost its CPU for a while can be relieved. Columns
 // are dear to cut (every row is searched for each cut), so the transposed product makes as few as
@@ -57,7 +62,8 @@ constexpr double kNsPerColumnCut = 30;  // and row
 // it is not much larger than this. Faster, too: 32 rows of 16 x 1,000,000 take 91 ms, not 134.
 constexpr int64_t kOutputBytes = 1 << 20;
 
-// Into how many parts a panel's work is cut, given how many panels there are. `groups` is the most.
-int64_t choose_parts(int threads, int64_t panels, int64_t groups, int64_t chunks_per_thread);
+// Into how many parts a panel's work is cut, given how many panels there are, for about so many
+// chunks. `groups` is the most.
+int64_t choose_parts(double chunks, int64_t panels, int64_t groups);
 
 }  // namespace fxsparse

@@ -57,6 +57,25 @@ Matrix multiply(const Blob& blob, const Kernel& kernel, const Matrix& x, const M
   return y;
 }
 
+// Rows of y from what a kernel writes as a panel.
+Matrix multiply_to_panel(const Blob& blob, const Kernel& kernel, const Matrix& x,
+                         const Memory& input, int vectors, const Matrix& bias, int64_t parts) {
+  const fxsparse::PackedView& view = blob.packed.view;
+  Memory panel((view.rows + 1) * vectors * kernel.ops->lanes * kernel.ops->compute_bytes);
+  int64_t begin = 0;
+  for (int64_t part = 1; part <= parts; ++part) {
+    const int64_t end = blob.packed.format->row_cut(view, part, parts);
+    if (begin < end)
+      kernel.multiply_to_panel(view, input.data(), vectors, bias.memory.data(), panel.data(), begin,
+                               end);
+    begin = end;
+  }
+  expect(panel.intact(), "wrote beside the panel");
+  Matrix y = make_matrix(*x.type, x.rows, view.rows, 1);
+  kernel.ops->unpack(panel.data(), y.rows, y.cols, vectors, y.memory.data(), y.stride);
+  return y;
+}
+
 void test_width(const Blob& blob, const Weight& weight, const Kernel& kernel, int64_t batch,
                 int vectors, Random& random) {
   const Scope scope("%lld rows as %d vectors", static_cast<long long>(batch), vectors);
@@ -68,6 +87,12 @@ void test_width(const Blob& blob, const Weight& weight, const Kernel& kernel, in
   for (int64_t parts : {2, 3, 64})
     expect(multiply(blob, kernel, x, input, vectors, bias, parts).memory == whole.memory,
            "%lld parts give other bits than one", static_cast<long long>(parts));
+  for (int64_t parts : {1, 3}) {
+    if (vectors == 0 || !kernel.multiply_to_panel) return;
+    const Matrix y = multiply_to_panel(blob, kernel, x, input, vectors, bias, parts);
+    expect(y.memory == whole.memory, "a panel of %lld parts has other bits than rows",
+           static_cast<long long>(parts));
+  }
 }
 
 }  // namespace

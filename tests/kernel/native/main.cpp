@@ -103,6 +103,7 @@ void test_all_vector_ops(const std::vector<FormatLines>& formats) {
         if (!done.insert(line->kernels[t].ops).second) continue;
         const Scope scope("%s, %s", line->isa_name, kTypes[t].name);
         test_vector_ops(*line->kernels[t].ops, kTypes[t]);
+        test_activations(*line->kernels[t].ops, kTypes[t]);
       }
 }
 

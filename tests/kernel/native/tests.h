@@ -33,6 +33,9 @@ void test_damage(const fxsparse::Format& format, const Weight& weight, const Ker
 // The conversions and all_finite of one instruction set.
 void test_vector_ops(const fxsparse::VectorOps& ops, const Type& type);
 
+// Activations, sums and products of one instruction set.
+void test_activations(const fxsparse::VectorOps& ops, const Type& type);
+
 // Many callers at once, while the pool is resized.
 void test_threads(double seconds);
 
