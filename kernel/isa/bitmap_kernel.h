@@ -38,100 +38,120 @@ constexpr int unroll_of() {
   return kChains >= 5 ? 1 : kChains >= 3 ? 2 : kChains == 2 ? 4 : 8;
 }
 
-// Bytes that are asked for ahead of the values in use.
-constexpr int64_t kAhead = 3072;
+// The sums of a group times x[k * stride + b], b < kRows, and the column they have got to. The
+// order of the sums depends on kRows alone.
+template <class S, class V, int kRows>
+class GroupSums {
+  using Scalar = typename V::Scalar;
+  static constexpr int P = kParts<V>;
+  static constexpr int U = unroll_of<V, kRows>();
 
-// sums[b][row] <- a group times x[k * stride + b], b < kWidth. The order of the sum depends on
-// kWidth alone.
-template <class S, class V, int kWidth>
-__attribute__((always_inline)) inline void multiply_group(const Bitmap<S>& w, int64_t group,
-                                                          const typename V::Scalar* x,
-                                                          int64_t stride,
-                                                          typename V::Scalar (*sums)[kGroup]) {
-  constexpr int P = kParts<V>;
-  constexpr int U = unroll_of<V, kWidth>();
-  const uint16_t* mask = w.masks + group * w.cols;
-  const S* value = w.group_values(group);
-  V acc[U][kWidth][P];
-#pragma GCC unroll 8
-  for (int u = 0; u < U; ++u)
-#pragma GCC unroll 16
-    for (int b = 0; b < kWidth; ++b)
-#pragma GCC unroll 16
-      for (int p = 0; p < P; ++p) acc[u][b][p] = V::zero();
+ public:
+  static constexpr int kWidth = kRows;
+  static constexpr int kUnroll = U;
+  static constexpr int kVectors = U * kWidth * P;
 
-  const auto column = [&](V(&a)[kWidth][P], int u) __attribute__((always_inline)) {
-    const unsigned bits = read_mask(mask + u);
-    V lanes[P];
-    expand_group(bits, value, lanes);
-    value += __builtin_popcount(bits);
-#pragma GCC unroll 16
-    for (int b = 0; b < kWidth; ++b) {
-      const V factor = V::broadcast(x[u * stride + b]);
-#pragma GCC unroll 16
-      for (int p = 0; p < P; ++p) a[b][p] = V::fma(lanes[p], factor, a[b][p]);
-    }
-  };
-
-  S tail[(U + 1) * kGroup];
-  for (int64_t left = w.cols; left > 0;) {
-    int64_t n = left;
-    const int64_t most = (w.values_end - value) / kGroup;  // columns that are surely in bounds
-    if (n > most) {
-      n = most / U * U;
-      if (n == 0) {
-        copy_entries(value, w.values_end - value, tail);
-        value = tail;
-        n = left;
-      }
-    }
-    left -= n;
-    for (; n >= U; n -= U) {
-      __builtin_prefetch(reinterpret_cast<const char*>(value) + kAhead);
+  GroupSums(const Bitmap<S>& w, int64_t group, const Scalar* x, int64_t stride)
+      : mask_(w.masks + group * w.cols),
+        value_(w.group_values(group)),
+        values_end_(w.values_end),
+        x_(x),
+        stride_(stride),
+        left_(w.cols) {
 #pragma GCC unroll 8
-      for (int u = 0; u < U; ++u) column(acc[u], u);
-      mask += U;
-      x += U * stride;
-    }
-    for (; n > 0; --n) {
-      column(acc[0], 0);
-      ++mask;
-      x += stride;
-    }
-  }
-#pragma GCC unroll 4
-  for (int half = U / 2; half > 0; half /= 2)
-#pragma GCC unroll 8
-    for (int u = 0; u < half; ++u)
+    for (int u = 0; u < U; ++u)
 #pragma GCC unroll 16
       for (int b = 0; b < kWidth; ++b)
 #pragma GCC unroll 16
-        for (int p = 0; p < P; ++p) acc[u][b][p] = V::add(acc[u][b][p], acc[u + half][b][p]);
-#pragma GCC unroll 16
-  for (int b = 0; b < kWidth; ++b)
-#pragma GCC unroll 16
-    for (int p = 0; p < P; ++p) acc[0][b][p].store(sums[b] + p * V::kLanes);
-}
+        for (int p = 0; p < P; ++p) acc_[u][b][p] = V::zero();
+  }
 
-// x: `passes` times kWidth batch rows, those of a pass `next` apart.
-template <class S, int kWidth>
-__attribute__((noinline)) void multiply_width(const PackedView& view, const void* x_,
-                                              int64_t stride, int64_t next, int64_t passes,
-                                              int64_t rows, const S* bias, S* y, int64_t y_stride,
-                                              int64_t begin, int64_t end) {
-  using V = typename ComputeOf<S>::Vector;
-  const Bitmap<S> w(view);
-  const auto* x = static_cast<const typename V::Scalar*>(x_);
-  for (int64_t row = begin; row < end; row += kGroup) {
-    const int n = end - row < kGroup ? static_cast<int>(end - row) : kGroup;
-    for (int64_t pass = 0; pass < passes; ++pass) {
-      typename V::Scalar sums[kWidth][kGroup];
-      multiply_group<S, V, kWidth>(w, row / kGroup, x + pass * next, stride, sums);
-      for (int64_t b = 0; b < kWidth && pass * kWidth + b < rows; ++b)
-        store_group<S, V>(sums[b], bias ? bias + row : nullptr, n,
-                          y + (pass * kWidth + b) * y_stride + row);
+  // Of the columns that are left, those that are surely in bounds, in units of U.
+  int64_t units() const {
+    const int64_t most = (values_end_ - value_) / kGroup;
+    return (left_ < most ? left_ : most) / U;
+  }
+
+  __attribute__((always_inline)) inline void add_unit() {
+    prefetch_ahead(value_, U * kGroup / 2);
+#pragma GCC unroll 8
+    for (int u = 0; u < U; ++u) add_column(u);
+    advance(U);
+  }
+
+  // sums[b][row] <- the sums, with all the columns that are left.
+  __attribute__((always_inline)) inline void finish(Scalar (*sums)[kGroup]) {
+    S tail[(U + 1) * kGroup];
+    while (left_ > 0) {
+      int64_t n = units();
+      const bool last = n == 0;
+      if (last) {
+        if (const int64_t entries = values_end_ - value_; entries < U * kGroup) {
+          copy_entries(value_, entries, tail);
+          value_ = tail;
+        }
+        n = left_ / U;
+      }
+      for (; n > 0; --n) add_unit();
+      for (; last && left_ > 0; advance(1)) add_column(0);
+    }
+#pragma GCC unroll 4
+    for (int half = U / 2; half > 0; half /= 2)
+#pragma GCC unroll 8
+      for (int u = 0; u < half; ++u)
+#pragma GCC unroll 16
+        for (int b = 0; b < kWidth; ++b)
+#pragma GCC unroll 16
+          for (int p = 0; p < P; ++p) acc_[u][b][p] = V::add(acc_[u][b][p], acc_[u + half][b][p]);
+#pragma GCC unroll 16
+    for (int b = 0; b < kWidth; ++b)
+#pragma GCC unroll 16
+      for (int p = 0; p < P; ++p) acc_[0][b][p].store(sums[b] + p * V::kLanes);
+  }
+
+ private:
+  __attribute__((always_inline)) inline void add_column(int u) {
+    const unsigned bits = read_mask(mask_ + u);
+    V lanes[P];
+    expand_group(bits, value_, lanes);
+    value_ += __builtin_popcount(bits);
+#pragma GCC unroll 16
+    for (int b = 0; b < kWidth; ++b) {
+      const V factor = V::broadcast(x_[u * stride_ + b]);
+#pragma GCC unroll 16
+      for (int p = 0; p < P; ++p) acc_[u][b][p] = V::fma(lanes[p], factor, acc_[u][b][p]);
     }
   }
+  __attribute__((always_inline)) inline void advance(int64_t columns) {
+    mask_ += columns;
+    x_ += columns * stride_;
+    left_ -= columns;
+  }
+
+  const uint16_t* mask_;
+  const S* value_;
+  const S* values_end_;
+  const Scalar* x_;
+  const int64_t stride_;
+  int64_t left_;
+  V acc_[U][kWidth][P];
+};
+
+// x: batch rows, kWidth of them `stride` elements of a column apart; the next ones `next` further.
+template <class S, int kWidth>
+__attribute__((noinline)) void multiply_width(const PackedView& view, const void* x_,
+                                              int64_t stride, int64_t next, int64_t rows,
+                                              const S* bias, S* y, int64_t y_stride, int64_t begin,
+                                              int64_t end) {
+  using V = typename ComputeOf<S>::Vector;
+  using Sums = GroupSums<S, V, kWidth>;
+  const Bitmap<S> w(view);
+  const auto* x = static_cast<const typename V::Scalar*>(x_);
+  multiply_groups<Sums>(
+      rows, bias, y, y_stride, begin,
+      end, [&](int64_t group, int64_t b) __attribute__((always_inline)) {
+        return Sums(w, group, x + b / kWidth * next, stride);
+      });
 }
 
 // x transposed, [pass][column][batch row].
@@ -196,9 +216,8 @@ void multiply_few(const PackedView& w, const void* x, int64_t rows, const void* 
   const FewShape shape = few_shape<V>(rows);
   with_width<V>(shape.width, [&](auto width) {
     constexpr int kWidth = decltype(width)::value;
-    multiply_width<S, kWidth>(w, x, kWidth, kWidth * w.cols, shape.passes, rows,
-                              static_cast<const S*>(bias), static_cast<S*>(y), y_stride, begin,
-                              end);
+    multiply_width<S, kWidth>(w, x, kWidth, kWidth * w.cols, rows, static_cast<const S*>(bias),
+                              static_cast<S*>(y), y_stride, begin, end);
   });
 }
 
@@ -426,8 +445,8 @@ void multiply_dense(const PackedView& w, const void* panel_, int64_t rows, int64
     const int64_t fits = lanes - b < width ? lanes - b : width;
     with_width<V>(fits < width ? 1 : width, [&](auto constant) {
       constexpr int kWidth = decltype(constant)::value;
-      multiply_width<S, kWidth>(w, panel + b, lanes, kWidth, 1, left, bias, y + b * y_stride,
-                                y_stride, begin, end);
+      multiply_width<S, kWidth>(w, panel + b, lanes, kWidth, left < kWidth ? left : kWidth, bias,
+                                y + b * y_stride, y_stride, begin, end);
       b += kWidth;
     });
   }

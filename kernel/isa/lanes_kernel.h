@@ -120,6 +120,62 @@ inline void with_width(int width, F&& f) {
   }
 }
 
+// Bytes that are asked for ahead of the values in use.
+constexpr int64_t kAhead = 3072;
+
+// Asks for the lines of `n` values that are used kAhead later. All of them: what is left to the
+// hardware comes late. Bitmaps with 50 % zeros at one batch row, with one line for 8 columns (about
+// 4 lines), took 1.25 times as long in cache, 1.35 times from memory.
+template <class S>
+__attribute__((always_inline)) inline void prefetch_ahead(const S* values, int64_t n) {
+#pragma GCC unroll 8
+  for (int64_t i = 0; i < n * static_cast<int64_t>(sizeof(S)); i += 64)
+    __builtin_prefetch(reinterpret_cast<const char*>(values) + kAhead + i);
+}
+
+// y <- the groups of [begin, end) times `rows` rows of x. Sums is a format's class for one group;
+// start(group, b) makes one for the batch rows from b on.
+//
+// Two groups take turns, half of the rows apart: the hardware prefetches for each of two places in
+// memory as much as for one, and the end of one group's row of steps is hidden behind the other's.
+// At one batch row weights of 116 to 236 MB were read at 1.2 to 1.4 times the GB/s, and those in L2
+// took 0.77 to 0.95 of the time (Sapphire Rapids, AVX-512). Three groups gained nothing more, four
+// lost a quarter in L2. Where a group has no sums to spare, two were up to 1.05 times slower.
+template <class Sums, class S, class Start>
+__attribute__((always_inline)) inline void multiply_groups(int64_t rows, const S* bias, S* y,
+                                                           int64_t y_stride, int64_t begin,
+                                                           int64_t end, Start&& start) {
+  using V = typename ComputeOf<S>::Vector;
+  constexpr bool kTwo = Sums::kUnroll > 1 && 2 * Sums::kVectors <= kRegisters / 2;
+  const int64_t groups = (end - begin + kGroup - 1) / kGroup;
+  const int64_t apart = (kTwo ? (groups + 1) / 2 : groups) * kGroup;
+  for (int64_t row = begin; row < begin + apart; row += kGroup) {
+    for (int64_t b0 = 0; b0 < rows; b0 += Sums::kWidth) {
+      const auto finish = [&](Sums & group, int64_t first) __attribute__((always_inline)) {
+        typename V::Scalar sums[Sums::kWidth][kGroup];
+        group.finish(sums);
+        const int n = end - first < kGroup ? static_cast<int>(end - first) : kGroup;
+        for (int64_t b = 0; b < Sums::kWidth && b0 + b < rows; ++b)
+          store_group<S, V>(sums[b], bias ? bias + first : nullptr, n,
+                            y + (b0 + b) * y_stride + first);
+      };
+      Sums group = start(row / kGroup, b0);
+      if constexpr (kTwo) {
+        if (const int64_t other_row = row + apart; other_row < end) {
+          Sums other = start(other_row / kGroup, b0);
+          const int64_t units = group.units(), other_units = other.units();
+          for (int64_t n = units < other_units ? units : other_units; n > 0; --n) {
+            group.add_unit();
+            other.add_unit();
+          }
+          finish(other, other_row);
+        }
+      }
+      finish(group, row);
+    }
+  }
+}
+
 // ---- panels -------------------------------------------------------------------------------------
 
 // Asks for `bytes` from p on, into L2: a group goes on where it stopped only after the others of

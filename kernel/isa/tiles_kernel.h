@@ -37,9 +37,6 @@ struct Tiles {
 
 // ---- a few batch rows ---------------------------------------------------------------------------
 
-// Bytes that are asked for ahead of the values in use.
-constexpr int64_t kAhead = 3072;
-
 // More than one row at a time pays only where x can be looked up in registers.
 template <class V>
 constexpr int few_width(int64_t rows) {
@@ -71,91 +68,114 @@ __attribute__((always_inline)) inline void multiply_step(unsigned mask, const S*
       });
 }
 
-// sums[b][row] <- a group times x[tile][b][column].
-template <class S, class V, int kWidth>
-__attribute__((always_inline)) inline void multiply_group(const Tiles<S>& w, int64_t group,
-                                                          const typename V::Scalar* x,
-                                                          typename V::Scalar (*sums)[kGroup]) {
-  constexpr int P = kParts<V>;
-  constexpr int U = kWidth * P <= 4 ? 2 : 1;
-  constexpr int64_t kTile = kTileCols * kWidth;
-  int64_t left = w.step(group + 1) - w.step(group);
-  const uint16_t* mask = w.masks + w.step(group);
-  const S* value = w.values + w.entry(group);
-  const uint8_t* index = w.indices + w.entry(group);
-  int64_t entries = w.entries - w.entry(group);  // from here to the end of the section
-  V acc[U][kWidth][P];
+// The sums of a group times x[tile][b][column], b < kRows, and the step they have got to. Every
+// second step is added to sums of its own where there are registers for them.
+template <class S, class V, int kRows>
+class GroupSums {
+  using Scalar = typename V::Scalar;
+  static constexpr int P = kParts<V>;
+  static constexpr int U = kRows * P <= 4 ? 2 : 1;
+
+ public:
+  static constexpr int kWidth = kRows;
+  static constexpr int kUnroll = U;
+  static constexpr int kVectors = U * kWidth * P;
+
+  GroupSums(const Tiles<S>& w, int64_t group, const Scalar* x)
+      : mask_(w.masks + w.step(group)),
+        last_mask_(w.masks + w.step(group + 1)),
+        value_(w.values + w.entry(group)),
+        values_end_(w.values + w.entries),
+        index_(w.indices + w.entry(group)),
+        x_(x) {
 #pragma GCC unroll 2
-  for (int u = 0; u < U; ++u)
+    for (int u = 0; u < U; ++u)
+#pragma GCC unroll 16
+      for (int b = 0; b < kWidth; ++b)
+#pragma GCC unroll 16
+        for (int p = 0; p < P; ++p) acc_[u][b][p] = V::zero();
+  }
+
+  int64_t left() const { return last_mask_ - mask_; }
+
+  // Of the steps that are left, those that are surely in bounds, in whole units.
+  int64_t units() const {
+    const int64_t most = (values_end_ - value_) / kGroup;
+    return (left() < most ? left() : most) / U;
+  }
+
+  // U steps.
+  __attribute__((always_inline)) inline void add_unit() {
+    prefetch_ahead(value_, U * kGroup);
+#pragma GCC unroll 2
+    for (int u = 0; u < U; ++u) add_step(u);
+    mask_ += U;
+  }
+
+  // sums[b][row] <- the sums, with all the steps that are left.
+  __attribute__((always_inline)) inline void finish(Scalar (*sums)[kGroup]) {
+    S value_tail[(U + 1) * kGroup];
+    uint8_t index_tail[(U + 1) * kGroup];
+    while (left() > 0) {
+      int64_t n = units();
+      const bool last = n == 0;
+      if (last) {
+        if (const int64_t entries = values_end_ - value_; entries < U * kGroup) {
+          copy_entries(value_, entries, value_tail);
+          copy_entries(index_, entries, index_tail);
+          value_ = value_tail;
+          index_ = index_tail;
+        }
+        n = left() / U;
+      }
+      for (; n > 0; --n) add_unit();
+      if (last && left() > 0) {
+        add_step(0);
+        ++mask_;
+      }
+    }
 #pragma GCC unroll 16
     for (int b = 0; b < kWidth; ++b)
 #pragma GCC unroll 16
-      for (int p = 0; p < P; ++p) acc[u][b][p] = V::zero();
-
-  const auto step = [&](V(&a)[kWidth][P], int u) __attribute__((always_inline)) {
-    const unsigned bits = read_mask(mask + u);
-    x += static_cast<int64_t>(*index >> kAdvanceShift) * kTile;
-    multiply_step<S, V, kWidth>(bits, value, index, x, a);
-    const int n = __builtin_popcount(bits);
-    value += n;
-    index += n;
-  };
-
-  S value_tail[(U + 1) * kGroup];
-  uint8_t index_tail[(U + 1) * kGroup];
-  while (left > 0) {
-    int64_t n = left;
-    const int64_t most = entries / kGroup;  // steps that are surely in bounds
-    if (n > most) {
-      n = most / U * U;
-      if (n == 0) {
-        copy_entries(value, entries, value_tail);
-        copy_entries(index, entries, index_tail);
-        value = value_tail;
-        index = index_tail;
-        n = left;
+      for (int p = 0; p < P; ++p) {
+        const V sum = U == 2 ? V::add(acc_[0][b][p], acc_[U - 1][b][p]) : acc_[0][b][p];
+        sum.store(sums[b] + p * V::kLanes);
       }
-    }
-    left -= n;
-    const S* const first = value;
-    for (; n >= U; n -= U) {
-      __builtin_prefetch(reinterpret_cast<const char*>(value) + kAhead);
-#pragma GCC unroll 2
-      for (int u = 0; u < U; ++u) step(acc[u], u);
-      mask += U;
-    }
-    for (; n > 0; --n) {
-      step(acc[0], 0);
-      ++mask;
-    }
-    entries -= value - first;
   }
-#pragma GCC unroll 16
-  for (int b = 0; b < kWidth; ++b)
-#pragma GCC unroll 16
-    for (int p = 0; p < P; ++p) {
-      const V sum = U == 2 ? V::add(acc[0][b][p], acc[U - 1][b][p]) : acc[0][b][p];
-      sum.store(sums[b] + p * V::kLanes);
-    }
-}
+
+ private:
+  __attribute__((always_inline)) inline void add_step(int u) {
+    const unsigned bits = read_mask(mask_ + u);
+    x_ += static_cast<int64_t>(*index_ >> kAdvanceShift) * kTileCols * kWidth;
+    multiply_step<S, V, kWidth>(bits, value_, index_, x_, acc_[u]);
+    const int n = __builtin_popcount(bits);
+    value_ += n;
+    index_ += n;
+  }
+
+  const uint16_t* mask_;
+  const uint16_t* last_mask_;
+  const S* value_;
+  const S* values_end_;
+  const uint8_t* index_;
+  const Scalar* x_;
+  V acc_[U][kWidth][P];
+};
 
 template <class S, int kWidth>
 __attribute__((noinline)) void multiply_width(const PackedView& view, const void* x_, int64_t rows,
                                               const S* bias, S* y, int64_t y_stride, int64_t begin,
                                               int64_t end) {
   using V = typename ComputeOf<S>::Vector;
+  using Sums = GroupSums<S, V, kWidth>;
   const Tiles<S> w(view);
   const auto* x = static_cast<const typename V::Scalar*>(x_);
-  const int64_t next = (w.cols + kTileCols - 1) / kTileCols * kTileCols * kWidth;
-  for (int64_t row = begin; row < end; row += kGroup) {
-    const int n = end - row < kGroup ? static_cast<int>(end - row) : kGroup;
-    for (int64_t b0 = 0; b0 < rows; b0 += kWidth) {
-      typename V::Scalar sums[kWidth][kGroup];
-      multiply_group<S, V, kWidth>(w, row / kGroup, x + b0 / kWidth * next, sums);
-      for (int64_t b = 0; b < kWidth && b0 + b < rows; ++b)
-        store_group<S, V>(sums[b], bias ? bias + row : nullptr, n, y + (b0 + b) * y_stride + row);
-    }
-  }
+  const int64_t padded_cols = (w.cols + kTileCols - 1) / kTileCols * kTileCols;
+  multiply_groups<Sums>(
+      rows, bias, y, y_stride, begin,
+      end, [&](int64_t group, int64_t b) __attribute__((always_inline)) {
+        return Sums(w, group, x + b * padded_cols);
+      });
 }
 
 // x in tiles, [pass][tile][batch row][column], zero beyond the last column.
