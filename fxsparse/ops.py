@@ -12,6 +12,9 @@ a moment, which would keep torch's own threads from the CPU.
 of images of ``spatial`` (1 or 2) dimensions: x is ``(batch, in_channels, ...)``, or one image without
 ``batch``. y is laid out as torch's own convolution would: channels last where x is.
 
+``linear.no_grad`` and ``conv1x1.no_grad`` are the same without gradients, and take fewer arguments;
+:func:`run_linear` and :func:`run_conv1x1` call the one or the other.
+
 The operators trust the indices
 inside ``packed`` (sizes are checked on every call, indices when a module receives them): a buffer
 made by hand must pass ``fxsparse.packing.validate`` first.
@@ -25,8 +28,10 @@ from typing import Any
 import torch
 from torch._prims_common import suggest_memory_format
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 from . import _native  # noqa: F401  (registers the operators)
+from .packing import header
 
 linear = torch.ops.fxsparse.linear.default
 conv1x1 = torch.ops.fxsparse.conv1x1.default
@@ -49,15 +54,20 @@ def _check(
 
 
 @torch.library.register_fake("fxsparse::linear")
-def _(x, packed, bias, out_features, in_features, dtype, threads, more=False):  # type: ignore[no-untyped-def]
+def _fake_linear(x, packed, bias, out_features, in_features, dtype, threads, more=False):  # type: ignore[no-untyped-def]
     _check("x", x, packed, in_features, dtype)
     if bias is not None:
         _check("bias", bias, packed, out_features, dtype)
     return x.new_empty((*x.shape[:-1], out_features))
 
 
+@torch.library.register_fake("fxsparse::linear.no_grad")
+def _(x, packed, bias, out_features, threads=0, more=False):  # type: ignore[no-untyped-def]
+    return _fake_linear(x, packed, bias, out_features, x.shape[-1], x.dtype, threads, more)
+
+
 @torch.library.register_fake("fxsparse::conv1x1")
-def _(x, packed, bias, out_channels, in_channels, dtype, threads, spatial):  # type: ignore[no-untyped-def]
+def _fake_conv1x1(x, packed, bias, out_channels, in_channels, dtype, threads, spatial):  # type: ignore[no-untyped-def]
     channels = x.dim() - spatial - 1
     if channels not in (0, 1):
         raise ValueError(
@@ -70,6 +80,12 @@ def _(x, packed, bias, out_channels, in_channels, dtype, threads, spatial):  # t
     shape[channels] = out_channels
     layout = suggest_memory_format(x) if x.dim() == 4 and spatial == 2 else torch.contiguous_format
     return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=layout)
+
+
+@torch.library.register_fake("fxsparse::conv1x1.no_grad")
+def _(x, packed, bias, out_channels, threads, spatial):  # type: ignore[no-untyped-def]
+    channels = x.shape[-spatial - 1]
+    return _fake_conv1x1(x, packed, bias, out_channels, channels, x.dtype, threads, spatial)
 
 
 @torch.library.register_fake("fxsparse::linear_backward")
@@ -190,3 +206,73 @@ for _name, _operator, _autograd in (
 ):
     _library.impl(_name, functools.partial(_under_autocast, _operator), "AutocastCPU")
     _library.impl(_name, _autograd, "Autograd", with_keyset=True)
+
+
+# ---- without gradients --------------------------------------------------------------------------
+
+# What OpOverload.__call__ calls in turn, 0.25 us later.
+_linear_no_grad = torch.ops.fxsparse.linear.no_grad._op
+_conv1x1_no_grad = torch.ops.fxsparse.conv1x1.no_grad._op
+
+
+def _linear_no_grad_autocast(x, packed, bias, out_features, threads=0, more=False):  # type: ignore[no-untyped-def]
+    head = header(packed)
+    return linear(x, packed, bias, out_features, head.shape[1], head.dtype, threads, more)
+
+
+def _conv1x1_no_grad_autocast(x, packed, bias, out_channels, threads, spatial):  # type: ignore[no-untyped-def]
+    head = header(packed)
+    return conv1x1(x, packed, bias, out_channels, head.shape[1], head.dtype, threads, spatial)
+
+
+for _name, _autocast in (
+    ("linear.no_grad", _linear_no_grad_autocast),
+    ("conv1x1.no_grad", _conv1x1_no_grad_autocast),
+):
+    _library.impl(_name, _autocast, "AutocastCPU")
+    _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")
+
+
+def _is_plain(x: torch.Tensor, *others: torch.Tensor | None) -> bool:
+    """Whether nothing wants a gradient or a tangent of these, and nobody watches or records the call."""
+    if (
+        is_compiling()  # first: Dynamo does not know all that follows
+        or type(x) is not torch.Tensor
+        or forward_ad._current_level >= 0
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._get_tracing_state() is not None
+    ):
+        return False
+    if torch.is_grad_enabled():
+        for tensor in (x, *others):
+            if tensor is not None and tensor.requires_grad:
+                return False
+    return True
+
+
+def run_linear(  # type: ignore[no-untyped-def]
+    x, packed, bias, out_features, in_features, dtype, threads, more=False
+) -> torch.Tensor:
+    """``linear``, by the overload that costs less where that gives the same: at 64x64 a call takes
+    2.3 us instead of 3.5, under torch.no_grad() of 7."""
+    if not _is_plain(x, bias):
+        return linear(x, packed, bias, out_features, in_features, dtype, threads, more)
+    if more and threads != 1:
+        return _linear_no_grad(x, packed, bias, out_features, threads, True)
+    if threads:
+        return _linear_no_grad(x, packed, bias, out_features, threads)
+    return _linear_no_grad(x, packed, bias, out_features)
+
+
+def run_conv1x1(  # type: ignore[no-untyped-def]
+    x, packed, bias, out_channels, in_channels, dtype, threads, spatial
+) -> torch.Tensor:
+    """``conv1x1``, by the overload that costs less where that gives the same."""
+    if _is_plain(x, bias):
+        return _conv1x1_no_grad(x, packed, bias, out_channels, threads, spatial)
+    return conv1x1(x, packed, bias, out_channels, in_channels, dtype, threads, spatial)
+
+
+#: The functions that call these operators.
+QUICK: dict[Any, Any] = {linear: run_linear, conv1x1: run_conv1x1}
