@@ -31,7 +31,6 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from . import _native  # noqa: F401  (registers the operators)
-from .packing import header
 
 linear = torch.ops.fxsparse.linear.default
 conv1x1 = torch.ops.fxsparse.conv1x1.default
@@ -108,10 +107,10 @@ class _Linear(torch.autograd.Function):
     """``linear`` where x, or a bias of 16 bits, requires a gradient."""
 
     @staticmethod
-    def forward(ctx: Any, keys: Any, x, packed, bias, *rest):  # type: ignore[no-untyped-def]
+    def forward(ctx: Any, run: Any, x, packed, bias, *rest):  # type: ignore[no-untyped-def]
         ctx.save_for_backward(packed)  # an error where it is written before backward
         ctx.rest = rest
-        return linear.redispatch(keys, x, packed, bias, *rest)
+        return run(x, packed, bias, *rest)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -125,27 +124,32 @@ def _linear_autograd(keys, x, packed, bias, *rest):  # type: ignore[no-untyped-d
     """Not torch.library.register_autograd: that took 61 us at 64x64 where nn.Linear takes 13, since a
     bias that requires a gradient, as a model's does until it is frozen, went through Python's part of
     autograd. Added by torch it does not, and rounds the same in 32 and 64 bits."""
-    below = keys & torch._C._after_autograd_keyset
+    run = functools.partial(linear.redispatch, keys & torch._C._after_autograd_keyset)
     if forward_ad._current_level >= 0:  # raises where an input has a tangent: there is no formula
-        return _Linear.apply(below, x, packed, bias, *rest)
+        return _Linear.apply(run, x, packed, bias, *rest)
     if not torch.is_grad_enabled():
-        return linear.redispatch(below, x, packed, bias, *rest)
+        return run(x, packed, bias, *rest)
+    return _linear_with_gradient(run, x, packed, bias, *rest)
+
+
+def _linear_with_gradient(run, x, packed, bias, *rest):  # type: ignore[no-untyped-def]
+    """``linear`` in grad mode; ``run`` computes it without."""
     trains_bias = bias is not None and bias.requires_grad
     if x.requires_grad or (trains_bias and bias.itemsize == 2):
-        return _Linear.apply(below, x, packed, bias, *rest)
+        return _Linear.apply(run, x, packed, bias, *rest)
     if trains_bias:
-        return linear.redispatch(below, x, packed, None, *rest) + bias
-    return linear.redispatch(below, x, packed, bias, *rest)
+        return run(x, packed, None, *rest) + bias
+    return run(x, packed, bias, *rest)
 
 
 class _Conv1x1(torch.autograd.Function):
     """``conv1x1`` where x or the bias requires a gradient."""
 
     @staticmethod
-    def forward(ctx: Any, keys: Any, x, packed, bias, *rest):  # type: ignore[no-untyped-def]
+    def forward(ctx: Any, run: Any, x, packed, bias, *rest):  # type: ignore[no-untyped-def]
         ctx.save_for_backward(packed)
         ctx.rest = rest
-        return conv1x1.redispatch(keys, x, packed, bias, *rest)
+        return run(x, packed, bias, *rest)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -160,11 +164,15 @@ class _Conv1x1(torch.autograd.Function):
 
 
 def _conv1x1_autograd(keys, x, packed, bias, *rest):  # type: ignore[no-untyped-def]
-    below = keys & torch._C._after_autograd_keyset
-    trains = x.requires_grad or (bias is not None and bias.requires_grad)
-    if forward_ad._current_level >= 0 or (trains and torch.is_grad_enabled()):
-        return _Conv1x1.apply(below, x, packed, bias, *rest)
-    return conv1x1.redispatch(below, x, packed, bias, *rest)
+    run = functools.partial(conv1x1.redispatch, keys & torch._C._after_autograd_keyset)
+    trains = torch.is_grad_enabled() and _requires_grad(x, bias)
+    if forward_ad._current_level >= 0 or trains:
+        return _Conv1x1.apply(run, x, packed, bias, *rest)
+    return run(x, packed, bias, *rest)
+
+
+def _requires_grad(x: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    return x.requires_grad or (bias is not None and bias.requires_grad)
 
 
 def _save_weight(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -215,49 +223,34 @@ _linear_no_grad = torch.ops.fxsparse.linear.no_grad._op
 _conv1x1_no_grad = torch.ops.fxsparse.conv1x1.no_grad._op
 
 
-def _linear_no_grad_autocast(x, packed, bias, out_features, threads=0, more=False):  # type: ignore[no-untyped-def]
-    head = header(packed)
-    return linear(x, packed, bias, out_features, head.shape[1], head.dtype, threads, more)
-
-
-def _conv1x1_no_grad_autocast(x, packed, bias, out_channels, threads, spatial):  # type: ignore[no-untyped-def]
-    head = header(packed)
-    return conv1x1(x, packed, bias, out_channels, head.shape[1], head.dtype, threads, spatial)
-
-
-for _name, _autocast in (
-    ("linear.no_grad", _linear_no_grad_autocast),
-    ("conv1x1.no_grad", _conv1x1_no_grad_autocast),
-):
-    _library.impl(_name, _autocast, "AutocastCPU")
+for _name in ("linear.no_grad", "conv1x1.no_grad"):
     _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 
 
-def _is_plain(x: torch.Tensor, *others: torch.Tensor | None) -> bool:
-    """Whether nothing wants a gradient or a tangent of these, and nobody watches or records the call."""
-    if (
+def _is_watched(x: torch.Tensor) -> bool:
+    """Whether a call is more than its result and the gradient of that: where somebody records it,
+    changes what it does, or wants tangents."""
+    return (
         is_compiling()  # first: Dynamo does not know all that follows
         or type(x) is not torch.Tensor
         or forward_ad._current_level >= 0
         or torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._get_tracing_state() is not None
-    ):
-        return False
-    if torch.is_grad_enabled():
-        for tensor in (x, *others):
-            if tensor is not None and tensor.requires_grad:
-                return False
-    return True
+        or torch.is_autocast_enabled("cpu")
+    )
 
 
 def run_linear(  # type: ignore[no-untyped-def]
     x, packed, bias, out_features, in_features, dtype, threads, more=False
 ) -> torch.Tensor:
     """``linear``, by the overload that costs less where that gives the same: at 64x64 a call takes
-    2.3 us instead of 3.5, under torch.no_grad() of 7."""
-    if not _is_plain(x, bias):
+    2.8 us instead of 3.5, under torch.no_grad() of 7."""
+    if _is_watched(x):
         return linear(x, packed, bias, out_features, in_features, dtype, threads, more)
+    if torch.is_grad_enabled() and _requires_grad(x, bias):
+        rest = (out_features, in_features, dtype, threads, more)
+        return _linear_with_gradient(run_linear, x, packed, bias, *rest)
     if more and threads != 1:
         return _linear_no_grad(x, packed, bias, out_features, threads, True)
     if threads:
@@ -269,9 +262,12 @@ def run_conv1x1(  # type: ignore[no-untyped-def]
     x, packed, bias, out_channels, in_channels, dtype, threads, spatial
 ) -> torch.Tensor:
     """``conv1x1``, by the overload that costs less where that gives the same."""
-    if _is_plain(x, bias):
-        return _conv1x1_no_grad(x, packed, bias, out_channels, threads, spatial)
-    return conv1x1(x, packed, bias, out_channels, in_channels, dtype, threads, spatial)
+    if _is_watched(x):
+        return conv1x1(x, packed, bias, out_channels, in_channels, dtype, threads, spatial)
+    if torch.is_grad_enabled() and _requires_grad(x, bias):
+        rest = (out_channels, in_channels, dtype, threads, spatial)
+        return _Conv1x1.apply(run_conv1x1, x, packed, bias, *rest)
+    return _conv1x1_no_grad(x, packed, bias, out_channels, threads, spatial)
 
 
 #: The functions that call these operators.
