@@ -27,13 +27,16 @@ from typing import Any
 
 import torch
 from torch._prims_common import suggest_memory_format
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from . import _native  # noqa: F401  (registers the operators)
 
 linear = torch.ops.fxsparse.linear.default
+linear_no_grad = torch.ops.fxsparse.linear.no_grad
 conv1x1 = torch.ops.fxsparse.conv1x1.default
+conv1x1_no_grad = torch.ops.fxsparse.conv1x1.no_grad
 linear_backward = torch.ops.fxsparse.linear_backward.default
 unpack = torch.ops.fxsparse.unpack.default
 embedding = torch.ops.fxsparse.embedding.default
@@ -103,6 +106,15 @@ def _(indices, packed, out_features, in_features, dtype):  # type: ignore[no-unt
     return packed.new_empty((*indices.shape, in_features), dtype=dtype)
 
 
+def _below_autograd(operator, no_grad, keys, x, packed, bias, *rest):  # type: ignore[no-untyped-def]
+    """``operator`` below autograd. A graph that AOTAutograd makes gets the overload without gradients:
+    it runs under torch.no_grad(), where the operator would come here at every call."""
+    if isinstance(x, FunctionalTensor):
+        out_features, _, _, *how = rest
+        return no_grad(x, packed, bias, out_features, *how)
+    return operator.redispatch(keys & torch._C._after_autograd_keyset, x, packed, bias, *rest)
+
+
 class _Linear(torch.autograd.Function):
     """``linear`` where x, or a bias of 16 bits, requires a gradient."""
 
@@ -124,7 +136,7 @@ def _linear_autograd(keys, x, packed, bias, *rest):  # type: ignore[no-untyped-d
     """Not torch.library.register_autograd: that took 61 us at 64x64 where nn.Linear takes 13, since a
     bias that requires a gradient, as a model's does until it is frozen, went through Python's part of
     autograd. Added by torch it does not, and rounds the same in 32 and 64 bits."""
-    run = functools.partial(linear.redispatch, keys & torch._C._after_autograd_keyset)
+    run = functools.partial(_below_autograd, linear, linear_no_grad, keys)
     if forward_ad._current_level >= 0:  # raises where an input has a tangent: there is no formula
         return _Linear.apply(run, x, packed, bias, *rest)
     if not torch.is_grad_enabled():
@@ -164,7 +176,7 @@ class _Conv1x1(torch.autograd.Function):
 
 
 def _conv1x1_autograd(keys, x, packed, bias, *rest):  # type: ignore[no-untyped-def]
-    run = functools.partial(conv1x1.redispatch, keys & torch._C._after_autograd_keyset)
+    run = functools.partial(_below_autograd, conv1x1, conv1x1_no_grad, keys)
     trains = torch.is_grad_enabled() and _requires_grad(x, bias)
     if forward_ad._current_level >= 0 or trains:
         return _Conv1x1.apply(run, x, packed, bias, *rest)
@@ -219,8 +231,8 @@ for _name, _operator, _autograd in (
 # ---- without gradients --------------------------------------------------------------------------
 
 # What OpOverload.__call__ calls in turn, 0.25 us later.
-_linear_no_grad = torch.ops.fxsparse.linear.no_grad._op
-_conv1x1_no_grad = torch.ops.fxsparse.conv1x1.no_grad._op
+_linear_no_grad = linear_no_grad._op
+_conv1x1_no_grad = conv1x1_no_grad._op
 
 
 for _name in ("linear.no_grad", "conv1x1.no_grad"):

@@ -5,8 +5,10 @@ import pickle
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from pruned import prune, sparse_weight
 from torch import fx, nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import opcheck
@@ -150,6 +152,20 @@ def test_a_graph_that_is_recorded_has_the_operator_with_gradients(sparse, x, che
     assert exported.count("fxsparse.linear.default") == 4
     assert str(traced).count("fxsparse::linear(") == 2
     assert cheap_calls == [0]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_compiled_code_calls_the_overload_without_gradients(sparse, x, mode):
+    graphs = []
+
+    def compiler(graph_module, example_inputs):
+        graphs.append([str(node.target) for node in graph_module.graph.nodes])
+        return make_boxed_func(graph_module.forward)
+
+    backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler)
+    with mode():
+        torch.testing.assert_close(torch.compile(sparse, backend=backend)(x), sparse(x))
+    assert graphs[0].count("fxsparse.linear.no_grad") == 2
 
 
 def test_autocast(model, sparse, x):
