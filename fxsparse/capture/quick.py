@@ -63,9 +63,11 @@ def quick_forward(
 def _arguments(graph: fx.Graph) -> list[str] | None:
     """What ``forward`` passes on to a function of the same signature; None where that is not known."""
     codegen = graph._codegen
+    if codegen._body_transformer is not None:
+        return None
     if isinstance(codegen, _PyTreeCodeGen):
         return [name for name in codegen.pytree_info.orig_args if name != "self"]
-    if type(codegen) is not CodeGen or codegen._body_transformer is not None:
+    if type(codegen) is not CodeGen:
         return None
     return [str(node.target) for node in graph.nodes if node.op == "placeholder"]
 
