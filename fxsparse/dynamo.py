@@ -17,6 +17,7 @@ from torch._dynamo.backends import registry
 from torch.fx.passes.infra.pass_manager import PassManager
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from .capture.graph_module import SparseGraphModule
 from .memory import tensor_bytes
 from .options import Options
 from .packing import SUFFIX, describe, pack, packed_bytes, unreadable
@@ -132,7 +133,7 @@ def _rewritten(
     """
     graph = fx.Graph()
     graph.output(graph.graph_copy(graph_module.graph, {}))
-    sparse = fx.GraphModule(graph_module, graph)
+    sparse = SparseGraphModule(graph_module, graph)
     inputs = graph.find_nodes(op="placeholder")
     places = {
         f"fxsparse_input_{place}": place

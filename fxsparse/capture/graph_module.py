@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.graph import PythonCode
 from torch.fx.graph_module import _deserialize_graph_module, _forward_from_src
 
 from ..modules.state import guard_packed, packed_names
+from .quick import quick_forward
 
 Transient = list[tuple[str, str]]
 
@@ -18,7 +20,15 @@ class SparseGraphModule(fx.GraphModule):
 
     ``fx.GraphModule`` makes every buffer persistent on the way, and the ``state_dict`` of a copy
     would have keys that the model never had.
+
+    What runs is :func:`quick_forward`; ``code`` is what ``fx`` writes.
     """
+
+    def recompile(self) -> PythonCode:
+        code = super().recompile()
+        cls: Any = type(self)
+        cls.forward = quick_forward(self, self._graph, cls.forward)
+        return code
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SparseGraphModule:
         result: Any = super().__deepcopy__(memo)

@@ -20,6 +20,7 @@ from torch.nn.modules import module as torch_module
 
 from ..modules import HOOKS
 from ..stand_in.weight_view import WeightView
+from .quick import quick_forward
 from .trust import GLOBAL_HOOKS, doubts_before_tracing
 
 _GLOBAL_HOOKS = [getattr(torch_module, name) for name in GLOBAL_HOOKS]
@@ -34,7 +35,7 @@ class GraphForward:
         below = [m for m in owner.modules() if m is not owner]
         self.hooks = [getattr(module, hooks) for module in below for hooks in HOOKS]
         self.state = [_State(module, module is owner) for module in owner.modules()]
-        self.run = _function(graph)
+        self.run = _function(owner, graph)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or not self.stands():
@@ -129,9 +130,9 @@ def _without_graph() -> GraphForward:
     return result
 
 
-def _function(graph: fx.Graph) -> Callable[..., Any]:
+def _function(owner: torch.nn.Module, graph: fx.Graph) -> Callable[..., Any]:
     code = graph.python_code("self")
-    return _forward_from_src(code.src, code.globals)
+    return quick_forward(owner, graph, _forward_from_src(code.src, code.globals))
 
 
 def trace_submodules(

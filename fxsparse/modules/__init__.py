@@ -71,6 +71,13 @@ class SparseModule(torch.nn.Module):
     def _weight_shape(self) -> tuple[int, ...]:
         raise NotImplementedError
 
+    def _operands(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The packed weight and the bias. nn.Module.__getattr__ would take 0.6 us for each."""
+        try:
+            return self._buffers["weight_packed"], self._parameters["bias"]  # type: ignore[return-value]
+        except KeyError:  # pruned or parametrized since
+            return self.weight_packed, self.bias  # type: ignore[return-value]
+
     @property
     def weight(self) -> torch.Tensor:
         """The dense weight's stand-in: shape, dtype and device without storage."""
@@ -151,10 +158,11 @@ class SparseLinear(SparseModule, torch.nn.Linear):  # type: ignore[override]
         return self.out_features, self.in_features
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return ops.linear(
+        packed, bias = self._operands()
+        return ops.run_linear(
             input,
-            self.weight_packed,
-            self.bias,
+            packed,
+            bias,
             self.out_features,
             self.in_features,
             self.weight_dtype,
@@ -171,10 +179,11 @@ class _SparseConv(SparseModule):
         return self.out_channels, self.in_channels, *self.kernel_size
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return ops.conv1x1(
+        packed, bias = self._operands()
+        return ops.run_conv1x1(
             input,
-            self.weight_packed,
-            self.bias,
+            packed,
+            bias,
             self.out_channels,
             self.in_channels,
             self.weight_dtype,

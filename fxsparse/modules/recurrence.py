@@ -113,7 +113,7 @@ def linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None, more: bool) 
     if not is_packed(weight):
         return functional.linear(x, weight, bias)
     head = weight.head
-    return ops.linear(x, weight.packed, bias, *head.shape, head.dtype, weight.threads, more)
+    return ops.run_linear(x, weight.packed, bias, *head.shape, head.dtype, weight.threads, more)
 
 
 def is_packed(weight: Any) -> TypeGuard[PackedMatrix]:

@@ -60,7 +60,7 @@ def _multiply(
 
     def by(x: torch.Tensor, i: int) -> torch.Tensor:
         if flipped != head.transposed:
-            return ops.linear(x, weight.part(i), bias if whole else None, *rest)
+            return ops.run_linear(x, weight.part(i), bias if whole else None, *rest)
         return _linear_backward(x, weight.part(i), rest)
 
     if len(blocks) == 1:

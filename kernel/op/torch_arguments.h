@@ -11,20 +11,22 @@
 
 namespace fxsparse {
 
-inline Packed open_checked(const Tensor& packed, int64_t out_features, int64_t in_features,
-                           int32_t dtype) {
+inline Packed open_checked(const Tensor& packed) {
   check_plain(packed, "packed");
   if (packed.dim() != 1 || packed.dtype() != aoti_torch_dtype_uint8() ||
       (packed.sizes()[0] > 1 && packed.strides()[0] != 1))
     refuse("expected packed as a contiguous 1-D uint8 tensor, got %s of shape %s",
            dtype_name(packed.dtype()).c_str(), shape_text(packed).c_str());
-  const Packed opened = [&] {
-    try {
-      return open_packed(packed.data(), packed.sizes()[0]);
-    } catch (const Error& error) {
-      throw std::runtime_error(error.what());
-    }
-  }();
+  try {
+    return open_packed(packed.data(), packed.sizes()[0]);
+  } catch (const Error& error) {
+    throw std::runtime_error(error.what());
+  }
+}
+
+inline Packed open_checked(const Tensor& packed, int64_t out_features, int64_t in_features,
+                           int32_t dtype) {
+  const Packed opened = open_checked(packed);
   if (opened.view.rows != out_features || opened.view.cols != in_features)
     refuse("expected out_features %" PRId64 " and in_features %" PRId64
            " (the packed weight's), got %" PRId64 " and %" PRId64,
@@ -32,6 +34,15 @@ inline Packed open_checked(const Tensor& packed, int64_t out_features, int64_t i
   if (dtype_of(opened.view.value) != dtype)
     refuse("expected dtype %s (the packed weight's), got %s", value_name(opened.view.value),
            dtype_name(dtype).c_str());
+  return opened;
+}
+
+// Of an operator that is told no more of the weight than its rows.
+inline Packed open_checked(const Tensor& packed, int64_t out_features) {
+  const Packed opened = open_checked(packed);
+  if (opened.view.rows != out_features)
+    refuse("expected out_features %" PRId64 " (the packed weight's), got %" PRId64,
+           opened.view.rows, out_features);
   return opened;
 }
 

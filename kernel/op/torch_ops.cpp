@@ -8,24 +8,36 @@
 namespace fxsparse {
 namespace {
 
+StableIValue run_linear(Tensor x, const Packed& packed, StableIValue given_bias, int64_t threads,
+                        bool more) {
+  const int64_t out = packed.view.rows;
+  const int32_t dtype = dtype_of(packed.view.value);
+  const std::optional<Tensor> bias = open_bias(to_optional(given_bias), out, dtype);
+  check_threads(threads);
+  const Rows rows = open_rows(std::move(x), packed.view.cols, dtype, {"x", "in_features"});
+  Tensor y = empty_rows(rows, out, dtype);
+  LinearCall call = make_call(packed, rows, y, out, threads);
+  call.bias = bias ? bias->data() : nullptr;
+  call.more = more;
+  linear(kernel_of(call), call);
+  return y.release();
+}
+
 // linear(x, packed, bias, out_features, in_features, dtype, threads, more)
 void boxed_linear(StableIValue* stack, uint64_t, uint64_t) {
   using torch::stable::detail::to;
   Tensor x(stack[0]), packed(stack[1]);
-  const int64_t out = to<int64_t>(stack[3]), in = to<int64_t>(stack[4]);
-  const int32_t dtype = to<int32_t>(stack[5]);
-  const int64_t threads = to<int64_t>(stack[6]);
-  const bool more = to<bool>(stack[7]);
-  const Packed opened = open_checked(packed, out, in, dtype);
-  const std::optional<Tensor> bias = open_bias(to_optional(stack[2]), out, dtype);
-  check_threads(threads);
-  const Rows rows = open_rows(std::move(x), in, dtype, {"x", "in_features"});
-  Tensor y = empty_rows(rows, out, dtype);
-  LinearCall call = make_call(opened, rows, y, out, threads);
-  call.bias = bias ? bias->data() : nullptr;
-  call.more = more;
-  linear(kernel_of(call), call);
-  stack[0] = y.release();
+  const Packed opened =
+      open_checked(packed, to<int64_t>(stack[3]), to<int64_t>(stack[4]), to<int32_t>(stack[5]));
+  stack[0] = run_linear(std::move(x), opened, stack[2], to<int64_t>(stack[6]), to<bool>(stack[7]));
+}
+
+// linear.no_grad(x, packed, bias, out_features, threads, more)
+void boxed_linear_no_grad(StableIValue* stack, uint64_t, uint64_t) {
+  using torch::stable::detail::to;
+  Tensor x(stack[0]), packed(stack[1]);
+  const Packed opened = open_checked(packed, to<int64_t>(stack[3]));
+  stack[0] = run_linear(std::move(x), opened, stack[2], to<int64_t>(stack[4]), to<bool>(stack[5]));
 }
 
 // Whether torch takes a tensor for channels-last (c10's is_channels_last_strides_2d): from the
@@ -58,15 +70,11 @@ struct Image {
   }
 };
 
-// conv1x1(x, packed, bias, out_channels, in_channels, dtype, threads, spatial)
-void boxed_conv1x1(StableIValue* stack, uint64_t, uint64_t) {
-  using torch::stable::detail::to;
-  Tensor x(stack[0]), packed(stack[1]);
-  const int64_t out = to<int64_t>(stack[3]), in = to<int64_t>(stack[4]);
-  const int32_t dtype = to<int32_t>(stack[5]);
-  const int64_t threads = to<int64_t>(stack[6]), spatial = to<int64_t>(stack[7]);
-  const Packed opened = open_checked(packed, out, in, dtype);
-  const std::optional<Tensor> bias = open_bias(to_optional(stack[2]), out, dtype);
+StableIValue run_conv1x1(Tensor x, const Packed& packed, StableIValue given_bias, int64_t threads,
+                         int64_t spatial) {
+  const int64_t out = packed.view.rows, in = packed.view.cols;
+  const int32_t dtype = dtype_of(packed.view.value);
+  const std::optional<Tensor> bias = open_bias(to_optional(given_bias), out, dtype);
   check_plain(x, "x");
   check_threads(threads);
   const int64_t dim = x.dim(), channels = dim - spatial - 1;
@@ -88,10 +96,7 @@ void boxed_conv1x1(StableIValue* stack, uint64_t, uint64_t) {
   LinearCall call{};
   call.batch = 1;
   for (int64_t d = 0; d < dim; ++d) call.batch *= d == channels ? 1 : sizes[d];
-  if (call.batch == 0) {
-    stack[0] = y.release();
-    return;
-  }
+  if (call.batch == 0) return y.release();
 
   // Rows where the channels of a pixel lie side by side; planes where its neighbours do.
   int64_t rows_dim = 0, rows_sizes[4], rows_strides[4];
@@ -118,14 +123,33 @@ void boxed_conv1x1(StableIValue* stack, uint64_t, uint64_t) {
     call.x_planes = &x_planes;
     call.y_planes = &y_planes;
   }
-  call.packed = &opened;
+  call.packed = &packed;
   call.x = x.data();
   call.y = y.data();
   call.bias = bias ? bias->data() : nullptr;
   call.threads = static_cast<int>(threads);
   call.isa = chosen_isa();
-  linear(find_kernel(opened.header.format, call.isa, opened.view.value), call);
-  stack[0] = y.release();
+  linear(kernel_of(call), call);
+  return y.release();
+}
+
+// conv1x1(x, packed, bias, out_channels, in_channels, dtype, threads, spatial)
+void boxed_conv1x1(StableIValue* stack, uint64_t, uint64_t) {
+  using torch::stable::detail::to;
+  Tensor x(stack[0]), packed(stack[1]);
+  const Packed opened =
+      open_checked(packed, to<int64_t>(stack[3]), to<int64_t>(stack[4]), to<int32_t>(stack[5]));
+  stack[0] =
+      run_conv1x1(std::move(x), opened, stack[2], to<int64_t>(stack[6]), to<int64_t>(stack[7]));
+}
+
+// conv1x1.no_grad(x, packed, bias, out_channels, threads, spatial)
+void boxed_conv1x1_no_grad(StableIValue* stack, uint64_t, uint64_t) {
+  using torch::stable::detail::to;
+  Tensor x(stack[0]), packed(stack[1]);
+  const Packed opened = open_checked(packed, to<int64_t>(stack[3]));
+  stack[0] =
+      run_conv1x1(std::move(x), opened, stack[2], to<int64_t>(stack[4]), to<int64_t>(stack[5]));
 }
 
 // linear_backward(grad, packed, out_features, in_features, dtype, threads)
@@ -194,6 +218,14 @@ STABLE_TORCH_LIBRARY(fxsparse, m) {
   m.def(
       "conv1x1(Tensor x, Tensor packed, Tensor? bias, int out_channels, int in_channels, "
       "ScalarType dtype, int threads, int spatial) -> Tensor");
+  // The same for callers that know that no gradient is wanted. An argument that is no tensor takes
+  // 0.15-0.2 us to hand over, a dtype 0.6, of 2.3 in all at 64 x 64 (3.5 with those of linear).
+  m.def(
+      "linear.no_grad(Tensor x, Tensor packed, Tensor? bias, SymInt out_features, int threads=0, "
+      "bool more=False) -> Tensor");
+  m.def(
+      "conv1x1.no_grad(Tensor x, Tensor packed, Tensor? bias, SymInt out_channels, int threads, "
+      "int spatial) -> Tensor");
   m.def(
       "linear_backward(Tensor grad, Tensor packed, int out_features, int in_features, "
       "ScalarType dtype, int threads) -> Tensor");
@@ -206,6 +238,8 @@ STABLE_TORCH_LIBRARY(fxsparse, m) {
 STABLE_TORCH_LIBRARY_IMPL(fxsparse, CPU, m) {
   m.impl("linear", &fxsparse::boxed_linear);
   m.impl("conv1x1", &fxsparse::boxed_conv1x1);
+  m.impl("linear.no_grad", &fxsparse::boxed_linear_no_grad);
+  m.impl("conv1x1.no_grad", &fxsparse::boxed_conv1x1_no_grad);
   m.impl("linear_backward", &fxsparse::boxed_linear_backward);
   m.impl("unpack", &fxsparse::boxed_unpack);
   m.impl("embedding", &fxsparse::boxed_embedding);
