@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.passes.infra.pass_manager import PassManager
 
 from .capture import Captured
 from .capture import capture as capture_model
@@ -27,7 +26,8 @@ from .passes.decide import decide
 from .passes.fold import fold, needs_folding
 from .passes.install import install
 from .passes.record import Decision, Weight
-from .passes.rewrite import Rewrite, mark
+from .passes.rewrite import mark
+from .passes.schedule import rewrite
 from .report import RewriteReport
 from .rows import report_row
 from .verify import Inputs, Reference, check_inputs
@@ -282,10 +282,9 @@ def _apply(plan: _Plan) -> torch.nn.Module:
         for path, graph_module in [*result.named_modules(), *plan.captured.graphs.items()]:
             if not isinstance(graph_module, fx.GraphModule):
                 continue
-            rewrite = PassManager([Rewrite(f"{path}." if path else "", threads)])
-            if rewrite(graph_module).modified:
+            prefix = f"{path}." if path else ""
+            if rewrite(graph_module, prefix, threads, inference=path in plan.captured.graphs):
                 rewritten[path] = graph_module
-            graph_module.recompile()
         attach(result, {p: g for p, g in rewritten.items() if p in plan.captured.graphs})
     return result
 

@@ -19,6 +19,7 @@ from .modules.recurrent import SparseRecurrent
 from .modules.state import packed_names, release_packed
 from .packing import SUFFIX, header, unpack
 from .passes.collect import graphs
+from .passes.unfuse import Unfuse
 from .stand_in.weight_view import stand_in
 
 
@@ -40,7 +41,7 @@ def to_dense(module: torch.nn.Module) -> torch.nn.Module:
     detach(copy)
     dense: dict[int, torch.Tensor] = {}
     for graph_module in graphs(copy):
-        PassManager([Densify()])(graph_module)
+        PassManager([Unfuse(), Densify()])(graph_module)
     for submodule in copy.modules():
         _restore(submodule, dense)
         if isinstance(submodule, SparseTransformerEncoder):

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo.backends import registry
-from torch.fx.passes.infra.pass_manager import PassManager
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .capture.graph_module import SparseGraphModule
@@ -24,7 +23,8 @@ from .packing import SUFFIX, describe, pack, packed_bytes, unreadable
 from .passes.collect import collect
 from .passes.decide import decide
 from .passes.record import Decision, Weight
-from .passes.rewrite import Rewrite, mark
+from .passes.rewrite import mark
+from .passes.schedule import rewrite
 from .stand_in.weight_view import stand_in
 
 #: Options of ``fxsparse.compile`` that have a meaning here; weights have no paths in a Dynamo graph.
@@ -156,7 +156,7 @@ def _rewritten(
         else:
             mark(weight, decision)
             uses += [_use(places[path], weight, decision) for path in paths]
-    PassManager([Rewrite("", {})])(sparse)
+    rewrite(sparse, "", {}, inference=False)
     packed, threads = {use.place for use in uses}, options.threads_for([])[0] or 0
     for node in graph.find_nodes(op="get_attr"):
         name = str(node.target).removesuffix(SUFFIX)

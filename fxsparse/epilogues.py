@@ -104,9 +104,8 @@ def find_function(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """
     kwargs = {key: value for key, value in kwargs.items() if key != "inplace"}
     if target in (F.gelu, aten.gelu.default):
-        return (
-            _GELU.get(kwargs.pop("approximate", "none")) if len(args) == 1 and not kwargs else None
-        )
+        form = _GELU.get(kwargs.pop("approximate", "none"))
+        return form if len(args) == 1 and not kwargs else None
     if isinstance(target, str):
         name = _METHODS.get(target)
     else:

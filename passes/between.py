@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import fx, nn
 
+from fxsparse.epilogues import find_module
+
 # Names of functions and methods, with neither the underscores of methods in place and of operators
 # nor the namespace of exported ones.
 _VIEWS = """
@@ -36,7 +38,8 @@ def is_brief(graph_module: fx.GraphModule, node: fx.Node) -> bool:
     if node.op in ("placeholder", "get_attr"):
         return True
     if node.op == "call_module":
-        return type(graph_module.get_submodule(str(node.target))) in MODULES
+        module = graph_module.get_submodule(str(node.target))
+        return type(module) in MODULES or find_module(module, torch.float32) is not None
     return node.op in ("call_function", "call_method") and operation(node.target) in NAMES
 
 

@@ -13,7 +13,6 @@ from fxsparse import ops
 from fxsparse.packing import SUFFIX
 from fxsparse.stand_in.weight_view import stand_in
 
-from .between import is_brief
 from .normalise import attribute, read
 from .record import META, Call, Decision, Weight
 
@@ -31,8 +30,7 @@ def mark(weight: Weight, decision: Decision) -> None:
 class Rewrite(PassBase):
     """Replaces every marked node by a call of the operator; views left without use go.
 
-    Runs after the packed weights are installed. A call that another one follows, with nothing
-    between them that needs torch's threads, says so with ``more``.
+    Runs after the packed weights are installed.
 
     ``threads`` has the most threads of each packed weight by its path, which begins with ``prefix``
     for those of the graph module."""
@@ -54,8 +52,6 @@ class Rewrite(PassBase):
                 most = self.threads.get(f"{self.prefix}{node.target}", 0)
                 _stand_in(graph_module.graph, node, most)
                 modified = True
-        if modified:
-            _tell_what_follows(graph_module)
         return PassResult(graph_module, modified)
 
     def _replace(self, graph_module: fx.GraphModule, node: fx.Node, call: Call) -> None:
@@ -101,16 +97,6 @@ def _stand_in(graph: fx.Graph, node: fx.Node, threads: int) -> None:
             packed = graph.create_node("get_attr", f"{node.target}{SUFFIX}")
             node.replace_all_uses_with(graph.call_function(stand_in, (packed, threads)))
     graph.erase_node(node)
-
-
-def _tell_what_follows(graph_module: fx.GraphModule) -> None:
-    linear_follows = False
-    for node in reversed(graph_module.graph.nodes):
-        if node.op == "call_function" and node.target is ops.linear:
-            node.args = (*node.args[:7], linear_follows)
-            linear_follows = True
-        elif not is_brief(graph_module, node):
-            linear_follows = False
 
 
 def _is_bias(graph_module: fx.GraphModule, added: object, call: Call) -> bool:

@@ -4,8 +4,11 @@ from collections import Counter
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from fxsparse import ops
+from fxsparse.fused import linear_with, mlp_with
 
 
 def sparse_weight(rows: int, cols: int, sparsity: float = 0.9, dtype=torch.float32) -> torch.Tensor:
@@ -37,4 +40,17 @@ def operators_run(run: Callable[[], object]) -> Counter:
     found: Counter = Counter()
     with Count():
         run()
+    return found
+
+
+def multiplies(graph: fx.Graph) -> int:
+    """How many multiplies by packed weights the calls of a graph make, whether fused or not."""
+    found = 0
+    for node in graph.nodes:
+        if node.target in (ops.linear, ops.linear_fused, linear_with):
+            found += 1
+        elif node.target in (ops.mlp, mlp_with):
+            found += 2 if node.args[1] is None else 3
+        elif node.target is ops.linears:
+            found += len(node.args[1])
     return found

@@ -75,11 +75,13 @@ _COMMON = frozenset([*torch.nn.Module().__dict__, "forward"])
 class _State:
     """What a graph took for granted of one module: its class, children, parameters and attributes.
 
-    Whether it is in training is not among them: a trace that it matters to is not trusted."""
+    Whether it is in training matters to dropouts only, which the graph is without: a trace that it
+    matters to elsewhere is not trusted."""
 
     def __init__(self, module: torch.nn.Module, is_owner: bool) -> None:
         self.module, self.is_owner = module, is_owner
         self.kind, self.forward = type(module), type(module).forward
+        self.is_dropout = self.kind is torch.nn.Dropout
         own = module.__dict__
         containers: list[Any] = [own["_modules"]]
         self.attributes: list[tuple[str, Any]] = []
@@ -100,6 +102,8 @@ class _State:
         if type(module) is not self.kind or self.kind.forward is not self.forward:
             return False
         if not self.is_owner and "forward" in own:
+            return False
+        if self.is_dropout and module.training:
             return False
         for name, value in self.attributes:
             if own.get(name, _COMMON) is not value:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..epilogues import find_module
 from ..modules import SparseModule
 from ..modules.attention import SparseTransformerEncoder
 from .leaves import stays_whole
@@ -142,7 +143,7 @@ class WatchedTracer(fx.Tracer):
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
         is_own = isinstance(m, (SparseModule, SparseTransformerEncoder))
         is_leaf = is_own or super().is_leaf_module(m, module_qualified_name)
-        return is_leaf or stays_whole(m)
+        return is_leaf or stays_whole(m) or find_module(m, torch.float32) is not None
 
     def create_arg(self, a: Any) -> Any:
         if _loses_its_type(type(a)):
