@@ -6,6 +6,7 @@ reference here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -62,7 +63,6 @@ ACTIVATIONS = {
     "gelu": Activation(F.gelu),
     "gelu_tanh": Activation(
         _gelu_tanh,
-        classes=("transformers.activations.GELUTanh",),
         stepwise=(
             "transformers.activations.NewGELUActivation",
             "transformers.activations.FastGELUActivation",
@@ -94,6 +94,8 @@ _FUNCTIONS = {f: name for name, entry in ACTIVATIONS.items() for f in entry.func
 _METHODS = {m: name for name, entry in ACTIVATIONS.items() for m in entry.methods}
 _MODULES = {m: name for name, entry in ACTIVATIONS.items() for m in entry.modules}
 _CLASSES = {c: name for name, entry in ACTIVATIONS.items() for c in entry.classes}
+# Modules that call their ``act``, which may be a function of torch or their own method.
+_WRAPPERS = ("transformers.activations.GELUActivation", "transformers.activations.GELUTanh")
 _STEPWISE = {c: name for name, entry in ACTIVATIONS.items() for c in entry.stepwise}
 
 
@@ -104,8 +106,8 @@ def find_function(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """
     kwargs = {key: value for key, value in kwargs.items() if key != "inplace"}
     if target in (F.gelu, aten.gelu.default):
-        form = _GELU.get(kwargs.pop("approximate", "none"))
-        return form if len(args) == 1 and not kwargs else None
+        form = kwargs.pop("approximate", "none")
+        return _GELU.get(form) if len(args) == 1 and not kwargs else None
     if isinstance(target, str):
         name = _METHODS.get(target)
     else:
@@ -120,8 +122,12 @@ def find_module(module: nn.Module, dtype: torch.dtype) -> str | None:
     if isinstance(module, nn.GELU):
         return _GELU.get(module.approximate) if kind is nn.GELU else None
     name = f"{kind.__module__}.{kind.__qualname__}"
-    if name == "transformers.activations.GELUActivation":
-        return "gelu" if module.act is F.gelu else None
+    if name in _WRAPPERS:
+        function: Any = module.act
+        kwargs: dict[str, Any] = {}
+        if isinstance(function, functools.partial):
+            function, kwargs = function.func, function.keywords
+        return find_function(function, (None,), kwargs)
     if dtype.itemsize > 2 and name in _STEPWISE:
         return _STEPWISE[name]
     return _MODULES.get(kind) or _CLASSES.get(name)

@@ -6,7 +6,7 @@ from pruned import sparse_weight
 from torch.library import opcheck
 
 from fxsparse import ops
-from fxsparse.epilogues import ACTIVATIONS, apply, joins
+from fxsparse.epilogues import ACTIVATIONS, apply, find_function, find_module, joins
 from fxsparse.packing import pack
 
 N, H, K = 48, 80, 96
@@ -125,3 +125,118 @@ def test_mlp_is_the_multiplies_one_by_one(formats, gated, dtype):
                 residual, features, hidden, out, dtype, threads, "silu",
             )  # fmt: skip
             torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def fused_calls(x):
+    """One call of each operator, gated and with what joins y."""
+    weights = weight(N, K, x.dtype), torch.randn(N).to(x.dtype)
+    other = torch.randn(*x.shape[:-1], N).to(x.dtype)
+    rest = (N, K, x.dtype, 0)
+    return {
+        ops.linear_fused: (x, *weights, other, *rest, "silu add"),
+        ops.linears: (x, weights[:1] * 2, [weights[1], None], [N, N], *rest[1:]),
+        ops.mlp: mlp_arguments(x, True, True, "silu", x.dtype),
+    }
+
+
+def test_under_autocast_as_torchs_own_sequence():
+    for operator, arguments in fused_calls(torch.randn(5, K)).items():
+        with torch.autocast("cpu", torch.bfloat16):
+            got = operator(*arguments)
+        expected = operator(*arguments)
+        got, expected = (got[0], expected[0]) if isinstance(got, list) else (got, expected)
+        # What joins y is float32, and torch's sum of both is, too.
+        assert got.dtype == (torch.bfloat16 if operator is ops.linears else torch.float32)
+        torch.testing.assert_close(got.float(), expected, rtol=0.05, atol=0.1)
+
+
+def test_a_tangent_is_refused_as_by_linear():
+    for operator, arguments in fused_calls(torch.randn(5, K)).items():
+        with torch.autograd.forward_ad.dual_level():
+            x = torch.autograd.forward_ad.make_dual(arguments[0], torch.ones(5, K))
+            with pytest.raises(NotImplementedError, match="forward"):
+                operator(x, *arguments[1:])
+
+
+def replaced(arguments, **changes):
+    arguments = list(arguments)
+    for place, value in changes.items():
+        arguments[int(place[1:])] = value
+    return arguments
+
+
+WRONG = [
+    (ops.linear_fused, {"_8": "gelu_erf"}, r"expected an .*gelu_erf"),
+    (ops.linear_fused, {"_8": "add silu"}, r"expected an .*add silu"),
+    (ops.linear_fused, {"_8": "silu"}, "expected other"),
+    (ops.linear_fused, {"_3": None}, "expected other"),
+    (ops.linear_fused, {"_3": torch.randn(1, N)}, "expected other of the result's shape"),
+    (ops.linear_fused, {"_3": torch.randn(5, N).double()}, "expected other of"),
+    (ops.linears, {"_2": [None]}, "expected as many biases"),
+    (ops.linears, {"_1": [], "_2": [], "_3": []}, "expected as many biases"),
+    (ops.mlp, {"_7": torch.randn(5, H)}, "expected residual of the result's shape"),
+    (ops.mlp, {"_13": "add"}, "expected an activation"),
+    (ops.mlp, {"_1": None}, "expected gate_bias with gate alone"),
+]
+
+
+@pytest.mark.parametrize("operator, changes, message", WRONG)
+def test_wrong_arguments_are_refused_by_real_and_fake_tensors(operator, changes, message):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    arguments = replaced(fused_calls(torch.randn(5, K))[operator], **changes)
+    with pytest.raises(RuntimeError, match=message):
+        operator(*arguments)
+    with FakeTensorMode() as mode, pytest.raises(ValueError, match=message):
+        convert = mode.from_tensor
+        operator(
+            *(
+                convert(a)
+                if isinstance(a, torch.Tensor)
+                else [convert(t) if isinstance(t, torch.Tensor) else t for t in a]
+                if isinstance(a, list | tuple)
+                else a
+                for a in arguments
+            )
+        )
+
+
+def test_names_of_torchs_functions_and_modules():
+    from torch import nn
+    from torch.nn import functional as F
+
+    x = torch.randn(3)
+    for name, entry in ACTIVATIONS.items():
+        for function in entry.functions:
+            assert find_function(function, (x,), {}) == name
+            torch.testing.assert_close(function(x), entry.reference(x))
+        for method in entry.methods:
+            assert find_function(method, (x,), {}) == name
+            torch.testing.assert_close(getattr(x, method)(), entry.reference(x))
+        for module in entry.modules:
+            assert find_module(module(), x.dtype) == name
+            torch.testing.assert_close(module()(x), entry.reference(x))
+    assert find_function(F.gelu, (x,), {}) == "gelu"
+    assert find_function(F.gelu, (x,), {"approximate": "tanh"}) == "gelu_tanh"
+    assert find_module(nn.GELU(), x.dtype) == "gelu"
+    assert find_module(nn.GELU("tanh"), x.dtype) == "gelu_tanh"
+    assert find_function(F.silu, (x,), {"inplace": True}) == "silu"
+    for target, kwargs in ((torch.add, {}), ("view", {}), (torch.sigmoid, {"out": x})):
+        assert find_function(target, (x,), kwargs) is None
+    assert find_module(nn.ELU(), x.dtype) is None
+
+
+def test_names_of_transformers_activations():
+    activations = pytest.importorskip("transformers.activations")
+    x, half = torch.randn(100), torch.randn(100).bfloat16()
+    found = set()
+    for name in activations.ACT2FN:
+        module = activations.ACT2FN[name]
+        wide, narrow = find_module(module, x.dtype), find_module(module, half.dtype)
+        if wide:
+            torch.testing.assert_close(module(x), ACTIVATIONS[wide].reference(x))
+        if narrow:
+            assert torch.equal(module(half), ACTIVATIONS[narrow].reference(half))
+        found.add(wide)
+    assert {"gelu", "gelu_tanh", "quick_gelu", "relu_squared", "silu", "relu"} <= found
+    assert find_module(activations.ACT2FN["gelu_new"], half.dtype) is None

@@ -48,7 +48,8 @@ class Mlp {
     int64_t done = 0;
     if (same_panels && panels_.wide > 0 && spreads(panels_.wide, threads)) {
       const int jobs = static_cast<int>(std::min<int64_t>(panels_.wide, 1 << 15));
-      parallel_for(threads, jobs, call_.more, [&](int job) {
+      const bool more = call_.more || panels_.wide < panels_.count;
+      parallel_for(threads, jobs, more, [&](int job) {
         const int64_t end = panels_.wide * (job + 1) / jobs;
         for (int64_t panel = panels_.wide * job / jobs; panel < end; ++panel) run_panel(panel);
       });
