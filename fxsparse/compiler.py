@@ -15,6 +15,7 @@ from torch.fx.passes.infra.pass_manager import PassManager
 
 from .capture import Captured
 from .capture import capture as capture_model
+from .capture.siblings import join_siblings
 from .capture.submodules import Place, attach
 from .check import check_model, unwrap, unwrap_children
 from .clone import share_clone
@@ -288,6 +289,7 @@ def _apply(plan: _Plan) -> torch.nn.Module:
                 rewritten[place] = graph_module
             graph_module.recompile()
         attach(result, {p: g for p, g in rewritten.items() if p in plan.captured.graphs})
+        join_siblings(result)
     return result
 
 
