@@ -14,7 +14,8 @@ from torch import fx
 
 from .capture import Captured
 from .capture import capture as capture_model
-from .capture.submodules import attach
+from .capture.siblings import join_siblings
+from .capture.submodules import Place, attach
 from .check import check_model, unwrap, unwrap_children
 from .clone import share_clone
 from .errors import NothingRewrittenWarning
@@ -260,7 +261,7 @@ def _apply(plan: _Plan) -> torch.nn.Module:
     # Modules whose own forward may run: of the model that a graph was made of in place, and those
     # whose graph is only the faster way.
     runs_itself = {id(module) for tree in others for module in tree.modules()}
-    for path in plan.captured.graphs:
+    for path, _ in plan.captured.graphs:
         runs_itself |= {id(module) for module in result.get_submodule(path).modules()}
     freed = 0
     threads: dict[str, int] = {}
@@ -279,13 +280,15 @@ def _apply(plan: _Plan) -> torch.nn.Module:
         for tree in plan.captured.trees:
             convert_encoders(tree)
         rewritten = {}
-        for path, graph_module in [*result.named_modules(), *plan.captured.graphs.items()]:
+        named = [(Place(path), module) for path, module in result.named_modules()]
+        for place, graph_module in [*named, *plan.captured.graphs.items()]:
             if not isinstance(graph_module, fx.GraphModule):
                 continue
-            prefix = f"{path}." if path else ""
-            if rewrite(graph_module, prefix, threads, inference=path in plan.captured.graphs):
-                rewritten[path] = graph_module
+            prefix = f"{place.path}." if place.path else ""
+            if rewrite(graph_module, prefix, threads, inference=place in plan.captured.graphs):
+                rewritten[place] = graph_module
         attach(result, {p: g for p, g in rewritten.items() if p in plan.captured.graphs})
+        join_siblings(result)
     return result
 
 

@@ -11,6 +11,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.fx.passes.infra.pass_manager import PassManager
 
 from . import ops
+from .capture.siblings import part_siblings
 from .capture.submodules import detach
 from .clone import share_clone
 from .modules import SparseModule
@@ -39,6 +40,7 @@ def to_dense(module: torch.nn.Module) -> torch.nn.Module:
     packed = [m._buffers[name] for m in module.modules() for name in packed_names(m)]
     copy = share_clone(module, also=[p for p in packed if p is not None], share_parameters=False)
     detach(copy)
+    part_siblings(copy)
     dense: dict[int, torch.Tensor] = {}
     for graph_module in graphs(copy):
         PassManager([Unfuse(), Densify()])(graph_module)

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 from torch.fx.passes.infra.pass_manager import PassManager
 
+from fxsparse.capture.submodules import Place
 from fxsparse.memory import storages
 from fxsparse.packing import SUFFIX
 
@@ -66,14 +67,17 @@ class _Read:
     blocks: int = 0
 
 
-def collect(trees: list[torch.nn.Module], graphs: dict[str, fx.GraphModule]) -> list[Weight]:
+def collect(trees: list[torch.nn.Module], graphs: dict[Place, fx.GraphModule]) -> list[Weight]:
     """The weights of ``trees[0]``, in the order of its parameters, each once whatever its names.
 
-    ``trees`` are all module trees that hold them; ``graphs`` the graphs of submodules by path.
+    ``trees`` are all module trees that hold them; ``graphs`` the graphs of submodules and methods.
     """
     root = trees[0]
     reads: dict[str, list[_Read]] = {}
-    for found in _module_reads(root, "", None, graphs=graphs):
+    by_path: dict[str, dict[str, fx.GraphModule]] = {}
+    for (path, method), graph_module in graphs.items():
+        by_path.setdefault(path, {})[method] = graph_module
+    for found in _module_reads(root, "", None, graphs=by_path):
         reads.setdefault(found.path, []).append(found)
 
     groups: dict[int, list[tuple[str, torch.Tensor]]] = {}
@@ -168,11 +172,11 @@ def _module_reads(
     prefix: str,
     blocked: str | None,
     held_by: tuple[torch.nn.Module, str] | None = None,
-    graphs: Mapping[str, fx.GraphModule] = MappingProxyType({}),
+    graphs: Mapping[str, dict[str, fx.GraphModule]] = MappingProxyType({}),
 ) -> Iterator[_Read]:
     """Reads of a module that runs its own ``forward``; ``blocked``: a parent reads its weights too."""
-    if blocked is None:
-        module = graphs.get(prefix.rstrip("."), module)
+    methods = graphs.get(prefix.rstrip("."), {}) if blocked is None else {}
+    module = methods.get("forward", module)
     if isinstance(module, fx.GraphModule):
         yield from _graph_reads(module, prefix)
         return
@@ -190,9 +194,12 @@ def _module_reads(
         if reason is None:
             site = Site(prefix.rstrip("."), own.transposed, lookup=own.lookup)
         yield _Read(path, own.op, True, site, reason, own.blocks)
+    for graph_module in methods.values():
+        yield from _graph_reads(graph_module, prefix)
+    traced = {name for graph in methods.values() for name, _ in graph.named_children()}
     blocked = blocked or forward_reads_parameters(module)
     for name, child in module._modules.items():
-        if child is not None:
+        if child is not None and name not in traced:
             yield from _module_reads(child, f"{prefix}{name}.", blocked, (module, name), graphs)
 
 

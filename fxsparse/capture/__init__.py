@@ -20,7 +20,7 @@ from .audit import objection, reads_training
 from .effects import watched
 from .export import export
 from .graph_module import build
-from .submodules import trace_submodules
+from .submodules import Place, trace_submodules
 from .tracer import WatchedTracer
 from .trust import OPTIONAL, doubts_before_tracing
 
@@ -31,14 +31,14 @@ class Captured:
 
     ``trees`` are the module trees whose weights are replaced: the result's, and the model's own
     where a graph of it is made in place. ``how`` is what was done; ``note`` says why the model was
-    not traced as a whole, or what an exported graph takes; ``graphs`` are those of its submodules, by
-    path, where it was not.
+    not traced as a whole, or what an exported graph takes; ``graphs`` are those of its submodules and
+    of their methods, where it was not.
     """
 
     trees: list[torch.nn.Module]
     how: str
     note: str | None = None
-    graphs: dict[str, fx.GraphModule] = field(default_factory=dict)
+    graphs: dict[Place, fx.GraphModule] = field(default_factory=dict)
 
     @property
     def root(self) -> torch.nn.Module:
@@ -86,7 +86,7 @@ def capture(
 
 
 def _by_modules(own: torch.nn.Module, note: str | None = None) -> Captured:
-    graphs = trace_submodules(own, lambda module: trace(module)[0])
+    graphs = trace_submodules(own, lambda module, method: trace(module, method)[0])
     return Captured([own, *graphs.values()], "modules", note, graphs)
 
 
@@ -94,12 +94,15 @@ def _text(doubts: list[str]) -> str:
     return "; ".join(dict.fromkeys(doubts))
 
 
-def trace(model: torch.nn.Module) -> tuple[fx.GraphModule | None, list[str]]:
-    """Trace ``model`` on a scratch copy; the graph module gets ``model``'s own modules and tensors.
+def trace(
+    model: torch.nn.Module, method: str = "forward"
+) -> tuple[fx.GraphModule | None, list[str]]:
+    """Trace a method of ``model`` on a scratch copy; the graph module gets ``model``'s own modules and
+    tensors.
 
     Returns the graph module, or None and the reasons to distrust the trace.
     """
-    tracer = WatchedTracer()
+    tracer = WatchedTracer(method)
     try:
         scratch = share_clone(model)
         with watched(scratch) as effects:
@@ -107,7 +110,7 @@ def trace(model: torch.nn.Module) -> tuple[fx.GraphModule | None, list[str]]:
         doubts = [*tracer.doubts, *_objections(tracer)]
         doubts += [f"forward {effect}, which a graph would not" for effect in effects]
         if not doubts and any(map(reads_training, tracer.watch.codes)):
-            doubts = _doubts_about_training(scratch, graph)
+            doubts = _doubts_about_training(scratch, graph, method)
         return (None, doubts) if doubts else (build(graph, model), [])
     except Exception as error:
         text = (str(error).splitlines() or [""])[0][:200]
@@ -121,7 +124,7 @@ def _objections(tracer: WatchedTracer) -> Iterator[str]:
             yield found
 
 
-def _doubts_about_training(scratch: torch.nn.Module, graph: fx.Graph) -> list[str]:
+def _doubts_about_training(scratch: torch.nn.Module, graph: fx.Graph, method: str) -> list[str]:
     """What is to be said where other training flags make another graph than ``graph``: all on, all off,
     every second one on. Changes the flags of ``scratch``."""
     doubt = "forward does something else in training, which a trace freezes"
@@ -133,7 +136,7 @@ def _doubts_about_training(scratch: torch.nn.Module, graph: fx.Graph) -> list[st
             continue
         for module, flag in zip(modules, pattern):
             module.training = flag
-        tracer = WatchedTracer()
+        tracer = WatchedTracer(method)
         try:
             with watched(scratch) as effects:
                 same = str(tracer.trace(scratch)) == str(graph)

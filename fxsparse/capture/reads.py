@@ -44,10 +44,10 @@ LOOK_UPS = frozenset(["embedding"])
 _ITERATES = frozenset(["enumerate", "zip", "reversed"])
 
 #: What may be asked of a weight without its values.
-_FACTS = frozenset(
+FACTS = frozenset(
     ["dtype", "device", "shape", "ndim", "layout", "is_cuda", "requires_grad", "itemsize"]
 )
-_FACT_METHODS = frozenset(["size", "dim", "numel", "is_floating_point", "stride", "get_device"])
+FACT_METHODS = frozenset(["size", "dim", "numel", "is_floating_point", "stride", "get_device"])
 #: Methods that keep the matrix or choose of several, those that transpose it, and those that cut it.
 _SAME = frozenset(
     [
@@ -145,7 +145,7 @@ class _Finder:
 
     def __init__(self, function: ast.AST) -> None:
         self.function = function
-        self.self_name = _self_name(function)
+        self.self_name = self_name(function)
         self.parents = {
             id(child): node for node in ast.walk(function) for child in ast.iter_child_nodes(node)
         }
@@ -291,7 +291,7 @@ class _Finder:
     def _attribute(self, node: ast.Attribute, swapped: bool, found: Reads) -> None:
         call = self.parents.get(id(_loaded(node)))
         is_call = isinstance(call, ast.Call) and call.func is node
-        if node.attr in _FACTS or (is_call and node.attr in _FACT_METHODS):
+        if node.attr in FACTS or (is_call and node.attr in FACT_METHODS):
             return
         after = call if isinstance(call, ast.Call) and is_call else node
         if node.attr in _SAME:
@@ -362,7 +362,7 @@ def _einsum_swaps(equation: str, operand: int) -> bool:
     return terms[operand][-1] in output
 
 
-def _self_name(function: ast.AST) -> str:
+def self_name(function: ast.AST) -> str:
     """What a method calls the module."""
     if not isinstance(function, ast.FunctionDef) or not function.args.args:
         return "self"

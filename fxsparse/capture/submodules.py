@@ -1,8 +1,9 @@
-"""Graphs of the largest submodules that can be traced, where a model as a whole cannot.
+"""Graphs of the largest submodules that can be traced, where a model as a whole cannot, and of methods
+of those that cannot.
 
-The submodule keeps its class, its attributes and its children; only its ``forward`` on the object
-becomes a :class:`GraphForward`. The graph is a faster way, not the only one: where somebody has hooked
-or replaced a child since, the class's own forward runs, over the packed children.
+The submodule keeps its class, its attributes and its children; only its ``forward`` on the object, or
+that method, becomes a :class:`GraphForward`. The graph is a faster way, not the only one: where
+somebody has hooked or replaced a child since, the class's own forward runs, over the packed children.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import copy
 import inspect
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -20,44 +21,53 @@ from torch.nn.modules import module as torch_module
 
 from ..modules import HOOKS
 from ..stand_in.weight_view import WeightView
+from .methods import separate_methods
 from .quick import quick_forward
 from .trust import GLOBAL_HOOKS, doubts_before_tracing
 
-_GLOBAL_HOOKS = [getattr(torch_module, name) for name in GLOBAL_HOOKS]
+GLOBAL_HOOK_DICTS = [getattr(torch_module, name) for name in GLOBAL_HOOKS]
+
+
+class Place(NamedTuple):
+    """What a graph is of: a method of the submodule at ``path``."""
+
+    path: str
+    method: str = "forward"
 
 
 class GraphForward:
-    """The ``forward`` of one module by its rewritten graph."""
+    """The ``forward`` of one module, or another ``method`` of it, by its rewritten graph."""
 
-    def __init__(self, owner: torch.nn.Module, graph: fx.Graph) -> None:
-        self.owner = owner
+    def __init__(self, owner: torch.nn.Module, graph: fx.Graph, method: str = "forward") -> None:
+        self.owner, self.method = owner, method
         self.graph: fx.Graph | None = graph
-        below = [m for m in owner.modules() if m is not owner]
+        self.function = getattr(type(owner), method)
+        self.__signature__ = signature(self.function)
+        below = below_graph(owner, method)
         self.hooks = [getattr(module, hooks) for module in below for hooks in HOOKS]
-        self.state = [_State(module, module is owner) for module in owner.modules()]
+        self.state = [_State(owner, True), *(_State(module, False) for module in below)]
         self.run = _function(owner, graph)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or not self.stands():
-            return type(self.owner).forward(self.owner, *args, **kwargs)
+            return getattr(type(self.owner), self.method)(self.owner, *args, **kwargs)
         return self.run(self.owner, *args, **kwargs)
 
     def stands(self) -> bool:
         """Whether neither the module nor one below it was hooked, replaced or given another attribute
         since it was traced. What lies inside an attribute's object is not looked at."""
-        if self.graph is None or any(_GLOBAL_HOOKS) or any(self.hooks):
+        if self.graph is None or any(GLOBAL_HOOK_DICTS) or any(self.hooks):
+            return False
+        if getattr(type(self.owner), self.method) is not self.function:
             return False
         return all(state.holds() for state in self.state)
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        bound = type(self.owner).forward.__get__(self.owner)
-        return inspect.signature(bound)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphForward:
         result = GraphForward.__new__(GraphForward)
         memo[id(self)] = result
         result.owner = copy.deepcopy(self.owner, memo)
+        result.method, result.function = self.method, self.function
+        result.__signature__ = self.__signature__
         result.graph = copy.deepcopy(self.graph)
         result.hooks = copy.deepcopy(self.hooks, memo)
         result.state = copy.deepcopy(self.state, memo)
@@ -65,7 +75,20 @@ class GraphForward:
         return result
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _without_graph, (), {"owner": self.owner}
+        return _without_graph, (), {"owner": self.owner, "method": self.method}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.__signature__ = signature(getattr(type(self.owner), self.method))
+
+
+def signature(method: Callable[..., Any]) -> inspect.Signature:
+    """The signature of a method of a class, without the module.
+
+    Kept by what takes the method's place: transformers asks for it at each call.
+    """
+    whole = inspect.signature(method)
+    return whole.replace(parameters=list(whole.parameters.values())[1:])
 
 
 #: What every module has of its own: hooks and flags, of which those that matter are looked at apart.
@@ -139,48 +162,63 @@ def _function(owner: torch.nn.Module, graph: fx.Graph) -> Callable[..., Any]:
     return quick_forward(owner, graph, _forward_from_src(code.src, code.globals))
 
 
-def trace_submodules(
-    root: torch.nn.Module, trace: Callable[[torch.nn.Module], fx.GraphModule | None]
-) -> dict[str, fx.GraphModule]:
-    """The graph modules that ``trace`` makes of the largest submodules of ``root``, by their paths."""
+#: Traces a method of a module; None where the trace cannot be trusted.
+Trace = Callable[[torch.nn.Module, str], fx.GraphModule | None]
+
+
+def trace_submodules(root: torch.nn.Module, trace: Trace) -> dict[Place, fx.GraphModule]:
+    """The graph modules that ``trace`` makes of the largest submodules of ``root``, and of methods of
+    those that it cannot trace."""
     return dict(_trace_children(root, "", trace, set()))
 
 
 def _trace_children(
-    module: torch.nn.Module,
-    prefix: str,
-    trace: Callable[[torch.nn.Module], fx.GraphModule | None],
-    seen: set[int],
-) -> Iterator[tuple[str, fx.GraphModule]]:
+    module: torch.nn.Module, prefix: str, trace: Trace, seen: set[int]
+) -> Iterator[tuple[Place, fx.GraphModule]]:
+    for method, part in separate_methods(module).items():
+        traced = None
+        if method not in module.__dict__ and _is_worth_tracing(part, method):
+            traced = trace(part, method)
+        if traced is not None:
+            seen.update(map(id, part._modules.values()))
+            yield Place(prefix.rstrip("."), method), traced
     for name, child in module._modules.items():
         if child is None or id(child) in seen:
             continue
         seen.add(id(child))
         path = prefix + name
-        traced = trace(child) if _is_worth_tracing(child) else None
+        traced = trace(child, "forward") if _is_worth_tracing(child, "forward") else None
         if traced is None:
             yield from _trace_children(child, f"{path}.", trace, seen)
         else:
-            yield path, traced
+            yield Place(path), traced
 
 
-def _is_worth_tracing(module: torch.nn.Module) -> bool:
+def _is_worth_tracing(module: torch.nn.Module, method: str) -> bool:
     """Whether a module multiplies by some matrix, and nothing speaks against a trace beforehand."""
     known = type(module).__module__.startswith("torch.") and type(module) is not torch.nn.Sequential
     if known or isinstance(module, fx.GraphModule) or "forward" in module.__dict__:
         return False
-    return any(p.dim() >= 2 for p in module.parameters()) and not doubts_before_tracing(module)
+    has_matrix = any(p.dim() >= 2 for p in module.parameters())
+    return has_matrix and not doubts_before_tracing(module, method)
 
 
-def attach(root: torch.nn.Module, graphs: dict[str, fx.GraphModule]) -> None:
+def below_graph(owner: torch.nn.Module, method: str) -> list[torch.nn.Module]:
+    """The modules below ``owner`` that the graph of a method of it stands for."""
+    root = owner if method == "forward" else separate_methods(owner)[method]
+    return [module for module in root.modules() if module is not root]
+
+
+def attach(root: torch.nn.Module, graphs: dict[Place, fx.GraphModule]) -> None:
     """Have the submodules of ``root`` run by these rewritten graphs."""
-    for path, graph_module in graphs.items():
+    for (path, method), graph_module in graphs.items():
         owner = root.get_submodule(path)
-        owner.__dict__["forward"] = GraphForward(owner, graph_module.graph)
+        owner.__dict__[method] = GraphForward(owner, graph_module.graph, method)
 
 
 def detach(root: torch.nn.Module) -> None:
     """Take back :func:`attach`."""
     for module in root.modules():
-        if isinstance(module.__dict__.get("forward"), GraphForward):
-            del module.__dict__["forward"]
+        for name, value in list(module.__dict__.items()):
+            if isinstance(value, GraphForward):
+                del module.__dict__[name]

@@ -93,10 +93,12 @@ _TRACING = threading.RLock()
 
 class WatchedTracer(fx.Tracer):
     """``fx.Tracer`` that watches the code it runs through (``watch``) and collects what it cannot
-    keep (``doubts``). Buffers are read through the graph as parameters are."""
+    keep (``doubts``). Buffers are read through the graph as parameters are. What is traced is
+    ``method`` of the root."""
 
-    def __init__(self) -> None:
+    def __init__(self, method: str = "forward") -> None:
         super().__init__()
+        self.traced_func_name = method
         self.watch = Watch()
         self.doubts: list[str] = []
         self._paths: dict[int, str] = {}

@@ -26,14 +26,15 @@ GLOBAL_HOOKS = (
 _OVERRIDES = frozenset(["forward", "extra_repr", "reset_parameters"])
 
 
-def doubts_before_tracing(model: torch.nn.Module) -> list[str]:
-    """Why a trace of ``model`` would not stand for it: signature, hooks, overrides, names, source."""
+def doubts_before_tracing(model: torch.nn.Module, method: str = "forward") -> list[str]:
+    """Why a trace of ``model``, or of one method of it, would not stand for it: signature, hooks,
+    overrides, names, source."""
     doubts = []
-    parameters = inspect.signature(type(model).forward).parameters.values()
+    parameters = inspect.signature(getattr(type(model), method)).parameters.values()
     plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if any(p.kind not in plain or p.default is not inspect.Parameter.empty for p in parameters):
         doubts.append(OPTIONAL)
-    doubts += names_lost(model)
+    doubts += names_lost(model, method)
     if any(getattr(torch_module, hooks, None) for hooks in GLOBAL_HOOKS):
         doubts.append("global module hooks are registered")
     is_leaf = WatchedTracer().is_leaf_module
@@ -48,15 +49,15 @@ def doubts_before_tracing(model: torch.nn.Module) -> list[str]:
             doubts.append(f"{where} is compiled by torch.jit")
             continue
         if not path or not is_leaf(module, path):
-            doubts += _doubts_of_class(module, where, bool(path))
+            doubts += _doubts_of_class(module, where, "" if path else method)
     return doubts
 
 
-def names_lost(model: torch.nn.Module) -> list[str]:
+def names_lost(model: torch.nn.Module, method: str = "forward") -> list[str]:
     """Names that cannot stand in the code of a graph or on a GraphModule."""
     doubts = []
-    if "torch" in inspect.signature(type(model).forward).parameters:
-        doubts.append("forward has an argument named 'torch'")
+    if "torch" in inspect.signature(getattr(type(model), method)).parameters:
+        doubts.append(f"{method} has an argument named 'torch'")
     for name in [*model._modules, *model._parameters, *model._buffers]:
         if hasattr(fx.GraphModule, name) or name in ("graph", "meta"):
             doubts.append(f"a GraphModule has an attribute {name!r} of its own")
@@ -82,23 +83,27 @@ def _module_of(hook: object) -> str:
     return str(getattr(hook, "__module__", type(hook).__module__))
 
 
-def _doubts_of_class(module: torch.nn.Module, where: str, is_child: bool) -> list[str]:
-    """What speaks against a trace through ``module``, whatever the arguments of a child may be."""
+def _doubts_of_class(module: torch.nn.Module, where: str, root_method: str) -> list[str]:
+    """What speaks against a trace through ``module``: of ``root_method`` of the root, or where that is
+    empty through a child, whatever its arguments may be."""
     doubts = []
+    method = root_method or "forward"
     if "forward" in module.__dict__:
         doubts.append(f"forward of {where} is replaced on the object")
     cls = type(module)
     for base in cls.__mro__[: cls.__mro__.index(torch.nn.Module)]:
         if not base.__module__.startswith("torch."):
-            lost = [n for n in vars(base) if n in _MODULE_METHODS and n not in _OVERRIDES]
+            kept = _OVERRIDES if method == "forward" else _OVERRIDES | {"__call__"}
+            lost = [n for n in vars(base) if n in _MODULE_METHODS and n not in kept]
             if lost:
                 doubts.append(f"{base.__name__} overrides {', '.join(lost[:3])}")
-    code = getattr(inspect.unwrap(cls.forward), "__code__", None)
-    if code is None or hasattr(cls.forward, "__wrapped__"):
-        doubts.append(f"forward of {cls.__name__} is wrapped")
+    function = getattr(cls, method)
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None or hasattr(function, "__wrapped__"):
+        doubts.append(f"{method} of {cls.__name__} is wrapped")
     elif needs_audit(code):
-        known = arguments(code) if is_child else frozenset(["self"])
-        if found := objection(code, known | enumerations(code, cls.forward.__globals__)):
+        known = frozenset(["self"]) if root_method else arguments(code)
+        if found := objection(code, known | enumerations(code, function.__globals__)):
             doubts.append(found)
     return doubts
 
