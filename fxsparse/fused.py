@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from . import ops
+from .fused_ops import run_linear_fused, run_mlp
 
 
 def linear_with(  # type: ignore[no-untyped-def]
@@ -23,12 +24,12 @@ def linear_with(  # type: ignore[no-untyped-def]
     if isinstance(x, fx.Proxy) or isinstance(other, fx.Proxy):
         return _trace(linear_with, x, packed, bias, other, *sizes, epilogue, more)
     if _fits(other, x, out_features, dtype):
-        return ops.linear_fused(x, packed, bias, other, *sizes, epilogue, more)
+        return run_linear_fused(x, packed, bias, other, *sizes, epilogue, more)
     activation, _, last = epilogue.rpartition(" ")
     if activation:
-        y = ops.linear_fused(x, packed, bias, None, *sizes, activation, more)
+        y = run_linear_fused(x, packed, bias, None, *sizes, activation, more)
     else:
-        y = ops.linear(x, packed, bias, *sizes, more)
+        y = ops.run_linear(x, packed, bias, *sizes, more)
     return y + other if last == "add" else y * other
 
 
@@ -38,8 +39,8 @@ def mlp_with(x, gate, gate_bias, up, up_bias, down, down_bias, residual, *rest) 
     if isinstance(x, fx.Proxy) or isinstance(residual, fx.Proxy):
         return _trace(mlp_with, x, *weights, residual, *rest)
     if _fits(residual, x, rest[2], rest[3]):
-        return ops.mlp(x, *weights, residual, *rest)
-    return ops.mlp(x, *weights, None, *rest) + residual
+        return run_mlp(x, *weights, residual, *rest)
+    return run_mlp(x, *weights, None, *rest) + residual
 
 
 def _fits(other: Any, x: torch.Tensor, out_features: int, dtype: torch.dtype) -> bool:

@@ -13,20 +13,25 @@ Every result is a tensor of its own.
 that is added.
 
 Where a gradient is needed, and under autocast, each becomes ``linear`` and torch's own operators.
+
+``linear_fused.no_grad``, ``linears.no_grad`` and ``mlp.no_grad`` are the same without gradients, and take
+fewer arguments; :func:`run_linear_fused`, :func:`run_linears` and :func:`run_mlp` call the one or the
+other.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
 from .epilogues import ACTIVATIONS, apply, is_epilogue, joins
-from .ops import _check, linear, linear_fused, linears, mlp
+from .ops import QUICK, _check, is_watched, linear, linear_fused, linears, mlp
 
 
 def _check_same(what: str, other: Tensor, y: Tensor) -> None:
@@ -47,7 +52,7 @@ def _fake_linear(
 
 
 @torch.library.register_fake("fxsparse::linear_fused")
-def _(x, packed, bias, other, out, features, dtype, threads, epilogue, more=False):  # type: ignore[no-untyped-def]
+def _fake_linear_fused(x, packed, bias, other, out, features, dtype, threads, epilogue, more=False):  # type: ignore[no-untyped-def]
     y = _fake_linear(x, packed, bias, out, features, dtype)
     if not is_epilogue(epilogue):
         raise ValueError(f"expected an epilogue of {list(ACTIVATIONS)}, got {epilogue!r}")
@@ -59,7 +64,7 @@ def _(x, packed, bias, other, out, features, dtype, threads, epilogue, more=Fals
 
 
 @torch.library.register_fake("fxsparse::linears")
-def _(x, packed, biases, outs, features, dtype, threads, more=False):  # type: ignore[no-untyped-def]
+def _fake_linears(x, packed, biases, outs, features, dtype, threads, more=False):  # type: ignore[no-untyped-def]
     if not len(packed) == len(biases) == len(outs) or not packed:
         raise ValueError(
             "expected as many biases and out_features as packed weights, at least one, got "
@@ -72,7 +77,7 @@ def _(x, packed, biases, outs, features, dtype, threads, more=False):  # type: i
 
 
 @torch.library.register_fake("fxsparse::mlp")
-def _(  # type: ignore[no-untyped-def]
+def _fake_mlp(  # type: ignore[no-untyped-def]
     x, gate, gate_bias, up, up_bias, down, down_bias, residual, features, hidden, out, dtype, threads,
     activation, more=False,
 ):  # fmt: skip
@@ -84,6 +89,29 @@ def _(  # type: ignore[no-untyped-def]
         _fake_linear(x, gate, gate_bias, hidden, features, dtype)
     middle = _fake_linear(x, up, up_bias, hidden, features, dtype)
     y = _fake_linear(middle, down, down_bias, out, hidden, dtype)
+    if residual is not None:
+        _check_same("residual", residual, y)
+    return y
+
+
+@torch.library.register_fake("fxsparse::linear_fused.no_grad")
+def _(x, packed, bias, other, out, threads, epilogue, more=False):  # type: ignore[no-untyped-def]
+    sizes = (out, x.shape[-1], x.dtype, threads)
+    return _fake_linear_fused(x, packed, bias, other, *sizes, epilogue, more)
+
+
+@torch.library.register_fake("fxsparse::linears.no_grad")
+def _(x, packed, biases, outs, threads, more=False):  # type: ignore[no-untyped-def]
+    return _fake_linears(x, packed, biases, outs, x.shape[-1], x.dtype, threads, more)
+
+
+@torch.library.register_fake("fxsparse::mlp.no_grad")
+def _(  # type: ignore[no-untyped-def]
+    x, gate, gate_bias, up, up_bias, down, down_bias, residual, out, threads, activation, more=False
+):  # fmt: skip
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"expected an activation of {list(ACTIVATIONS)}, got {activation!r}")
+    y = x.new_empty((*x.shape[:-1], out))
     if residual is not None:
         _check_same("residual", residual, y)
     return y
@@ -132,22 +160,71 @@ def _tensors(arguments: Iterable[Any]) -> Iterable[Tensor]:
             yield from _tensors(argument)
 
 
-def _autograd(operator: Any, apart: Callable[..., Any], keys: Any, *arguments: Any) -> Any:
-    trains = torch.is_grad_enabled() and any(t.requires_grad for t in _tensors(arguments))
-    if trains or forward_ad._current_level >= 0:
+def _wants_gradient(arguments: Iterable[Any]) -> bool:
+    return torch.is_grad_enabled() and any(t.requires_grad for t in _tensors(arguments))
+
+
+def _autograd(
+    operator: Any, no_grad: Any, short: Any, apart: Any, keys: Any, *arguments: Any
+) -> Any:
+    """``operator`` in torch's autograd; ``apart`` is what it stands for, ``no_grad`` its overload
+    without gradients, which takes what ``short`` leaves of the arguments."""
+    if forward_ad._current_level >= 0 or _wants_gradient(arguments):
         return apart(*arguments)
+    # As for ``linear``, a graph of AOTAutograd gets the overload without gradients.
+    if isinstance(arguments[0], FunctionalTensor):
+        return no_grad(*short(*arguments))
     return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
 
 
+def _short_linear_fused(  # type: ignore[no-untyped-def]
+    x, packed, bias, other, out, features, dtype, threads, epilogue, more=False
+) -> tuple[Any, ...]:
+    return x, packed, bias, other, out, threads, epilogue, more
+
+
+def _short_linears(  # type: ignore[no-untyped-def]
+    x, packed, biases, outs, features, dtype, threads, more=False
+) -> tuple[Any, ...]:
+    return x, packed, biases, outs, threads, more
+
+
+def _short_mlp(  # type: ignore[no-untyped-def]
+    x, gate, gate_bias, up, up_bias, down, down_bias, residual, features, hidden, out, dtype, threads,
+    activation, more=False,
+) -> tuple[Any, ...]:  # fmt: skip
+    weights = (gate, gate_bias, up, up_bias, down, down_bias)
+    return x, *weights, residual, out, threads, activation, more
+
+
+def _quick(operator: Any, no_grad: Any, short: Callable[..., tuple], apart: Callable) -> Callable:
+    """What calls ``operator``, by the overload that costs less where that gives the same."""
+    run_no_grad = no_grad._op
+
+    def run(*arguments: Any) -> Any:
+        if is_watched(arguments[0]):
+            return operator(*arguments)
+        if _wants_gradient(arguments):
+            return apart(*arguments)
+        return run_no_grad(*short(*arguments))
+
+    return run
+
+
 _library = torch.library.Library("fxsparse", "IMPL")
-_OPERATORS: Sequence[tuple[Any, Callable[..., Any]]] = (
-    (linear_fused, _apart_linear_fused),
-    (linears, _apart_linears),
-    (mlp, _apart_mlp),
-)
-for _operator, _apart in _OPERATORS:
-    _name = _operator._schema.name.split("::")[1]
-    _library.impl(_name, _apart, "AutocastCPU")
-    _library.impl(
-        _name, functools.partial(_autograd, _operator, _apart), "Autograd", with_keyset=True
-    )
+
+
+def _complete(name: str, operator: Any, short: Callable[..., tuple], apart: Callable) -> Callable:
+    """Registers the kernels of an operator; gives the function that calls it."""
+    no_grad = getattr(torch.ops.fxsparse, name).no_grad
+    autograd = functools.partial(_autograd, operator, no_grad, short, apart)
+    _library.impl(name, apart, "AutocastCPU")
+    _library.impl(name, autograd, "Autograd", with_keyset=True)
+    _library.impl(f"{name}.no_grad", torch.library.fallthrough_kernel, "Autograd")
+    run = QUICK[operator] = _quick(operator, no_grad, short, apart)
+    return run
+
+
+run_linear_fused = _complete("linear_fused", linear_fused, _short_linear_fused, _apart_linear_fused)
+run_linears = _complete("linears", linears, _short_linears, _apart_linears)
+run_mlp = _complete("mlp", mlp, _short_mlp, _apart_mlp)

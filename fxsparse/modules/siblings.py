@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .. import ops
+from ..fused_ops import run_linears
 from . import SparseLinear
 
 
@@ -57,7 +57,7 @@ class Group:
             x.requires_grad or any(bias is not None and bias.requires_grad for bias in biases)
         ):
             return None
-        return ops.linears(x, weights, biases, *self.sizes, self.dtype, self.threads)
+        return run_linears(x, weights, biases, *self.sizes, self.dtype, self.threads)
 
 
 _autocast = torch._C._is_any_autocast_enabled
