@@ -26,7 +26,7 @@ N, K = 48, 96
 
 @pytest.fixture
 def model():
-    return prune(nn.Sequential(nn.Linear(64, 80), nn.ReLU(), nn.Linear(80, 64)))
+    return prune(nn.Sequential(nn.Linear(64, 80), nn.Softplus(), nn.Linear(80, 64)))
 
 
 @pytest.fixture
@@ -66,6 +66,55 @@ def test_the_overloads_without_gradients_pass_opcheck(shape, bias):
     opcheck(torch.ops.fxsparse.linear.no_grad, (torch.randn(shape), packed, bias, N, 2, True))
     image = torch.randn(2, K, 3, 5)
     opcheck(torch.ops.fxsparse.conv1x1.no_grad, (image, packed, bias, N, 0, 2))
+
+
+def _fused(x):
+    """Each fused operator, its overload without gradients, and their arguments."""
+    up, down = (pack(sparse_weight(n, k), format="csr") for n, k in ((N, K), (K, N)))
+    bias, fxs = torch.randn(N), torch.ops.fxsparse
+    sizes, other = (N, K, torch.float32, 2), torch.randn(*x.shape[:-1], N)
+    weights = (up, bias, up, None, down, None)
+    return [
+        (fxs.linear_fused, (x, up, bias, other, *sizes, "gelu add", True), (3, 4, 7, 8, 9)),
+        (fxs.linears, (x, [up, up], [bias, None], [N, N], *sizes[1:], True), (3, 6, 7)),
+        (fxs.mlp, (x, *weights, x, K, N, K, *sizes[2:], "silu", True), (7, 10, 12, 13, 14)),
+    ]
+
+
+def test_the_fused_overloads_give_the_same_and_pass_opcheck():
+    for operator, args, kept in _fused(torch.randn(5, K)):
+        first = min(kept)
+        short = (*args[:first], *(args[i] for i in kept))
+        opcheck(operator.no_grad, short)
+        torch.testing.assert_close(
+            operator.no_grad(*short), operator.default(*args), rtol=0, atol=0
+        )
+        with pytest.raises(RuntimeError, match="expected x with 96 values"):
+            operator.no_grad(args[0][:, 1:], *short[1:])
+        with pytest.raises(RuntimeError, match="threads"):
+            operator.no_grad(*[-1 if type(each) is int and each == 2 else each for each in short])
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_the_fused_overloads_are_called_where_nothing_requires_a_gradient(mode):
+    for operator, args, _ in _fused(torch.randn(5, K)):
+        run = ops.QUICK[operator.default]
+        with mode(), torch.profiler.profile() as profile:
+            y = run(*args)
+        torch.testing.assert_close(y, operator.default(*args))
+        assert sum(event.key.startswith("fxsparse::") for event in profile.key_averages()) == 1
+
+
+def test_the_fused_operators_have_gradients_through_the_quick_way():
+    for operator, args, _ in _fused(torch.randn(5, K)):
+        x, *rest = args
+        gradients = []
+        for call in (ops.QUICK[operator.default], operator.default):
+            leaf = x.clone().requires_grad_()
+            y = call(leaf, *[leaf if each is x else each for each in rest])
+            y = sum(y) if isinstance(y, list) else y
+            gradients.append(torch.autograd.grad(y.square().sum(), leaf)[0])
+        torch.testing.assert_close(*gradients)
 
 
 def test_they_give_the_same_and_check_as_much():
@@ -108,7 +157,7 @@ def _gradients(module, x):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("frozen", [False, True])
 def test_gradients_are_those_of_the_dense_model(dtype, frozen):
-    linears = nn.Sequential(nn.Linear(64, 80), nn.ReLU(), nn.Linear(80, 64))
+    linears = nn.Sequential(nn.Linear(64, 80), nn.Softplus(), nn.Linear(80, 64))
     convs = nn.Sequential(nn.Conv1d(64, 80, 1), nn.ReLU(), nn.Conv1d(80, 64, 1))
     for model in (prune(linears.to(dtype)), prune(convs.to(dtype))):
         model.requires_grad_(not frozen)
@@ -196,7 +245,7 @@ def test_constants_come_from_the_dicts(model, sparse, x, attribute_reads):
     layer = fxsparse.SparseLinear.from_linear(model[0])
     attribute_reads.clear()
     torch.testing.assert_close(sparse(x), expected)
-    assert attribute_reads == ["1"]  # the ReLU
+    assert attribute_reads == ["1"]  # the Softplus
     layer(x)
     assert attribute_reads == ["1"]
     assert "self._modules" not in sparse.code  # what is printed is what fx writes
@@ -204,7 +253,7 @@ def test_constants_come_from_the_dicts(model, sparse, x, attribute_reads):
 
 
 def test_what_is_loaded_or_replaced_is_seen(model, sparse, x):
-    other = prune(nn.Sequential(nn.Linear(64, 80), nn.ReLU(), nn.Linear(80, 64)))
+    other = prune(nn.Sequential(nn.Linear(64, 80), nn.Softplus(), nn.Linear(80, 64)))
     for assign in (False, True):
         sparse.load_state_dict(fxsparse.compile(other, min_elements=0).state_dict(), assign=assign)
         torch.testing.assert_close(sparse(x), other(x))
