@@ -51,7 +51,9 @@ def contenders(work: Workload, dense: nn.Module, args: argparse.Namespace) -> di
     made["without linears"] = workloads.without_linears(dense, kept)
     if args.compile and work.more == 1:
         made["eager, torch.compile"] = torch.compile(dense)
-        made["fxsparse, torch.compile"] = torch.compile(sparse)
+        for form in ("fxsparse", "exported"):
+            if form in made:
+                made[f"{form}, torch.compile"] = torch.compile(made[form])
     return made
 
 

@@ -41,8 +41,9 @@ def _part(module: torch.nn.Module, children: dict[str, torch.nn.Module | None]) 
 @functools.lru_cache(maxsize=1024)
 def _methods(cls: type) -> dict[str, types.CodeType]:
     """The methods of a class that its forward names, as they are: not wrapped, bound or computed."""
-    forward = getattr(inspect.unwrap(cls.forward), "__code__", None)  # type: ignore[attr-defined]
-    named = forward.co_names if forward is not None else ()
+    forward = inspect.getattr_static(cls, "forward", None)
+    code = getattr(inspect.unwrap(forward), "__code__", None) if callable(forward) else None
+    named = code.co_names if code is not None else ()
     found = {}
     for name in named:
         function = inspect.getattr_static(cls, name, None)
