@@ -225,6 +225,17 @@ def _complete(name: str, operator: Any, short: Callable[..., tuple], apart: Call
     return run
 
 
+def _without_negations(operator: Any, keys: Any, x, packed, biases, *rest):  # type: ignore[no-untyped-def]
+    """``linears`` of lazily negated tensors; torch's own kernel for them forgets those of ``biases``."""
+    biases = [None if bias is None else bias.resolve_neg() for bias in biases]
+    packed = [weight.resolve_neg() for weight in packed]
+    return operator(x.resolve_neg(), packed, biases, *rest)
+
+
+for _linears in (linears, torch.ops.fxsparse.linears.no_grad):
+    _kernel = functools.partial(_without_negations, _linears)
+    _library.impl(_linears.name().split("::")[1], _kernel, "Negative", with_keyset=True)
+
 run_linear_fused = _complete("linear_fused", linear_fused, _short_linear_fused, _apart_linear_fused)
 run_linears = _complete("linears", linears, _short_linears, _apart_linears)
 run_mlp = _complete("mlp", mlp, _short_mlp, _apart_mlp)

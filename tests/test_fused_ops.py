@@ -46,6 +46,22 @@ def test_linears_are_the_linears(batch):
     assert len({y.untyped_storage().data_ptr() for y in got}) == 3
 
 
+@pytest.mark.parametrize("gradient", [False, True])
+def test_negated_views_are_resolved(gradient):
+    x, other, weights = torch.randn(5, K), torch.randn(5, N), [weight(N, K)] * 2
+    bias = torch.randn(N, requires_grad=gradient)
+    packed, half = weights[0], (N, K, x.dtype, 0)
+    expected = ops.linear(-x, packed, -bias, *half)
+    x, bias, other = (torch._neg_view(tensor) for tensor in (x, bias, other))
+    got = ops.linear_fused(x, packed, bias, other, *half, "add")
+    torch.testing.assert_close(got, expected + other)
+    got = ops.linears(x, weights, [bias, None], [N, N], *half[1:])
+    torch.testing.assert_close(got[0], expected)
+    torch.testing.assert_close(got[1], ops.linear(x, packed, None, *half))
+    got = torch.ops.fxsparse.linears.no_grad(x, weights, [bias, None], [N, N], 0)
+    torch.testing.assert_close(got[0], expected)
+
+
 def mlp_arguments(x, gated, residual, activation="gelu", dtype=torch.float32, format="csr"):
     gate = (weight(H, K, dtype, format), torch.randn(H).to(dtype)) if gated else (None, None)
     up = weight(H, K, dtype, format), torch.randn(H).to(dtype)

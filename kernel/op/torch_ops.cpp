@@ -8,11 +8,11 @@
 namespace fxsparse {
 namespace {
 
-StableIValue run_linear(Tensor x, const Packed& packed, StableIValue given_bias, int64_t threads,
+StableIValue run_linear(Tensor x, const Packed& packed, std::optional<Tensor> bias, int64_t threads,
                         bool more) {
   const int64_t out = packed.view.rows;
   const int32_t dtype = dtype_of(packed.view.value);
-  const std::optional<Tensor> bias = open_bias(to_optional(given_bias), out, dtype);
+  bias = open_bias(std::move(bias), out, dtype);
   check_threads(threads);
   const Rows rows = open_rows(std::move(x), packed.view.cols, dtype, {"x", "in_features"});
   Tensor y = empty_rows(rows, out, dtype);
@@ -27,17 +27,21 @@ StableIValue run_linear(Tensor x, const Packed& packed, StableIValue given_bias,
 void boxed_linear(StableIValue* stack, uint64_t, uint64_t) {
   using torch::stable::detail::to;
   Tensor x(stack[0]), packed(stack[1]);
+  std::optional<Tensor> bias = to_optional(stack[2]);
   const Packed opened =
       open_checked(packed, to<int64_t>(stack[3]), to<int64_t>(stack[4]), to<int32_t>(stack[5]));
-  stack[0] = run_linear(std::move(x), opened, stack[2], to<int64_t>(stack[6]), to<bool>(stack[7]));
+  stack[0] =
+      run_linear(std::move(x), opened, std::move(bias), to<int64_t>(stack[6]), to<bool>(stack[7]));
 }
 
 // linear.no_grad(x, packed, bias, out_features, threads, more)
 void boxed_linear_no_grad(StableIValue* stack, uint64_t, uint64_t) {
   using torch::stable::detail::to;
   Tensor x(stack[0]), packed(stack[1]);
+  std::optional<Tensor> bias = to_optional(stack[2]);
   const Packed opened = open_checked(packed, to<int64_t>(stack[3]));
-  stack[0] = run_linear(std::move(x), opened, stack[2], to<int64_t>(stack[4]), to<bool>(stack[5]));
+  stack[0] =
+      run_linear(std::move(x), opened, std::move(bias), to<int64_t>(stack[4]), to<bool>(stack[5]));
 }
 
 // Whether torch takes a tensor for channels-last (c10's is_channels_last_strides_2d): from the
@@ -70,11 +74,11 @@ struct Image {
   }
 };
 
-StableIValue run_conv1x1(Tensor x, const Packed& packed, StableIValue given_bias, int64_t threads,
-                         int64_t spatial) {
+StableIValue run_conv1x1(Tensor x, const Packed& packed, std::optional<Tensor> bias,
+                         int64_t threads, int64_t spatial) {
   const int64_t out = packed.view.rows, in = packed.view.cols;
   const int32_t dtype = dtype_of(packed.view.value);
-  const std::optional<Tensor> bias = open_bias(to_optional(given_bias), out, dtype);
+  bias = open_bias(std::move(bias), out, dtype);
   check_plain(x, "x");
   check_threads(threads);
   const int64_t dim = x.dim(), channels = dim - spatial - 1;
@@ -137,19 +141,21 @@ StableIValue run_conv1x1(Tensor x, const Packed& packed, StableIValue given_bias
 void boxed_conv1x1(StableIValue* stack, uint64_t, uint64_t) {
   using torch::stable::detail::to;
   Tensor x(stack[0]), packed(stack[1]);
+  std::optional<Tensor> bias = to_optional(stack[2]);
   const Packed opened =
       open_checked(packed, to<int64_t>(stack[3]), to<int64_t>(stack[4]), to<int32_t>(stack[5]));
-  stack[0] =
-      run_conv1x1(std::move(x), opened, stack[2], to<int64_t>(stack[6]), to<int64_t>(stack[7]));
+  stack[0] = run_conv1x1(std::move(x), opened, std::move(bias), to<int64_t>(stack[6]),
+                         to<int64_t>(stack[7]));
 }
 
 // conv1x1.no_grad(x, packed, bias, out_channels, threads, spatial)
 void boxed_conv1x1_no_grad(StableIValue* stack, uint64_t, uint64_t) {
   using torch::stable::detail::to;
   Tensor x(stack[0]), packed(stack[1]);
+  std::optional<Tensor> bias = to_optional(stack[2]);
   const Packed opened = open_checked(packed, to<int64_t>(stack[3]));
-  stack[0] =
-      run_conv1x1(std::move(x), opened, stack[2], to<int64_t>(stack[4]), to<int64_t>(stack[5]));
+  stack[0] = run_conv1x1(std::move(x), opened, std::move(bias), to<int64_t>(stack[4]),
+                         to<int64_t>(stack[5]));
 }
 
 // linear_backward(grad, packed, out_features, in_features, dtype, threads)

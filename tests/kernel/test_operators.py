@@ -171,14 +171,30 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-def test_refused_calls_keep_nothing():
+@pytest.mark.parametrize("rows", [ROWS, ROWS + 1])
+@pytest.mark.parametrize("operator", ["linear", "conv1x1", "linear_fused", "linears", "mlp"])
+@pytest.mark.parametrize("overload", ["default", "no_grad"])
+def test_refused_calls_keep_nothing(operator, overload, rows):
+    """``rows``: whether the weight is refused, before anything else is looked at, or only x is."""
     packed = pack(torch.ones(ROWS, COLS))
+    call = getattr(getattr(OPS, operator), overload)
+    dtype = [F32] if overload == "default" else []
+    sizes = [rows, COLS] if overload == "default" else [rows]
+    more = {"conv1x1": [2], "linear_fused": ["relu add"], "mlp": ["relu"]}.get(operator, [])
     before = resident_bytes()
     for _ in range(50):
-        x = torch.ones(2_500_000)  # 10 MB
+        x, bias, other = (torch.ones(250_000) for _ in range(3))  # 1 MB each
+        first = [x, packed, bias]
+        if operator == "linear_fused":
+            first += [other]
+        elif operator == "linears":
+            first, sizes[0] = [x, [packed, packed.clone()], [bias, other]], [rows, rows]
+        elif operator == "mlp":
+            first = [x, packed, bias, packed, None, packed, None, other]
+            sizes = [COLS, ROWS, rows] if overload == "default" else [rows]
         with pytest.raises(RuntimeError):
-            OPS.linear(x, packed, torch.ones(2_500_000), ROWS, COLS, F32, 0)
-    assert resident_bytes() - before < 200e6
+            call(*first, *sizes, *dtype, 0, *more)
+    assert resident_bytes() - before < 30e6
 
 
 @pytest.mark.parametrize("mode", ["plain", "autograd", "autocast", "fake"])

@@ -62,6 +62,19 @@ Kernels kernels_of(const FormatLines& lines, int type) {
   return kernels;
 }
 
+// The weight in each format, and one that takes its results.
+void test_fused_calls(const std::vector<FormatLines>& formats, const Weight& weight, int type,
+                      Random& random) {
+  const Case next{"", below(random, 1000), {1 + below(random, 40), weight.shape.rows}, 1};
+  const Weight taking = make_weight(next, kTypes[type]);
+  std::vector<Blob> first, last;
+  for (const FormatLines& lines : formats) {
+    first.push_back(pack(*lines.format, to_dense(weight, Order::kRows, false)));
+    last.push_back(pack(*lines.format, to_dense(taking, Order::kRows, false)));
+  }
+  test_fused(first, last, kTypes[type], kernels_of(formats[0], type), random);
+}
+
 // Of one value type, in turn: other weights find more than other types of the same.
 void test_case(const std::vector<FormatLines>& formats, int64_t number) {
   const Case c = make_case(number);
@@ -80,6 +93,8 @@ void test_case(const std::vector<FormatLines>& formats, int64_t number) {
     if (weight.finite()) test_cuts_of_kernels(blob, weight, kernels, random);
     test_damage(*lines.format, weight, kernels, random);
   }
+  Random random(number);
+  test_fused_calls(formats, weight, t, random);
 }
 
 // As if every multiply took long: all are worth several threads, and a format or instruction set

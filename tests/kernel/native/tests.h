@@ -26,6 +26,12 @@ void test_products(const Blob& blob, const Weight& weight, const Kernels& kernel
 void test_cuts_of_kernels(const Blob& blob, const Weight& weight, const Kernels& kernels,
                           Random& random);
 
+// Epilogues, several weights in a call and feed-forward layers, with each kernel's instruction set:
+// the same bits as step by step. `first` is a weight in several formats, `last` one that takes its
+// results, in the same ones.
+void test_fused(const std::vector<Blob>& first, const std::vector<Blob>& last, const Type& type,
+                const Kernels& kernels, Random& random);
+
 // Damaged blobs are refused, or work as what they unpack to.
 void test_damage(const fxsparse::Format& format, const Weight& weight, const Kernels& kernels,
                  Random& random);
