@@ -256,6 +256,11 @@ def _forward(sparse):
     sparse.attention.k.forward = lambda x: old(x) + 1
 
 
+def _forward_that_writes(sparse):
+    old = sparse.attention.k.forward
+    sparse.attention.k.forward = lambda x: old(x.mul_(2))
+
+
 def _child(sparse):
     sparse.attention.k = nn.Linear(64, 32)
     sparse.attention.k.weight.data.fill_(0.1)
@@ -272,7 +277,9 @@ def _parent(sparse):
     sparse.attention.forward = lambda x: (sparse.attention.q(x), sparse.attention.k(x.mul_(2)))
 
 
-@pytest.mark.parametrize("change", [_hook, _pre_hook, _forward, _child, _class, _parent])
+@pytest.mark.parametrize(
+    "change", [_hook, _pre_hook, _forward, _forward_that_writes, _child, _class, _parent]
+)
 @pytest.mark.parametrize("copied", [False, True])
 def test_what_was_changed_since_runs_as_it_is_now(change, copied):
     model, sparse = compiled()
