@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 from .epilogues import ACTIVATIONS, apply, is_epilogue, joins
 from .ops import QUICK, _check, is_watched, linear, linear_fused, linears, mlp
@@ -203,7 +204,9 @@ def _quick(operator: Any, no_grad: Any, short: Callable[..., tuple], apart: Call
 
     def run(*arguments: Any) -> Any:
         if is_watched(arguments[0]):
-            return operator(*arguments)
+            # torch.jit.trace knows no list of tensors that may be None.
+            by_jit = not is_compiling() and torch._C._get_tracing_state() is not None
+            return (apart if by_jit else operator)(*arguments)
         if _wants_gradient(arguments):
             return apart(*arguments)
         return run_no_grad(*short(*arguments))

@@ -348,6 +348,13 @@ def test_threads_do_not_see_each_other():
     same(got, expected)
 
 
+def test_torch_jit_records_each():
+    model, sparse = compiled()
+    traced = torch.jit.trace(sparse, X, check_trace=False)
+    assert str(traced.inlined_graph).count("fxsparse::linear(") == 4
+    same(traced(X + 1), model(X + 1))
+
+
 def test_torch_compile_sees_each():
     model, sparse = compiled()
     same(torch.compile(sparse, fullgraph=True, backend="eager")(X), model(X))
