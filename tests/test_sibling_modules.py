@@ -355,6 +355,16 @@ def test_torch_jit_records_each():
     same(traced(X + 1), model(X + 1))
 
 
+def test_vmap_maps_each():
+    class Sum(Attention):
+        def forward(self, x, cache=None):
+            return self.q(x).sum(-1) + self.k(x).sum(-1) + self.v(x).sum(-1)
+
+    model, sparse = compiled(Sum)
+    x = torch.randn(2, 3, 64)
+    same(torch.vmap(sparse)(x), torch.vmap(model)(x))
+
+
 def test_torch_compile_sees_each():
     model, sparse = compiled()
     same(torch.compile(sparse, fullgraph=True, backend="eager")(X), model(X))
