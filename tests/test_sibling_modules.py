@@ -365,6 +365,22 @@ def test_vmap_maps_each():
     same(torch.vmap(sparse)(x), torch.vmap(model)(x))
 
 
+class WithoutLooking(Attention):
+    def forward(self, x, cache=None):
+        if cache is None:
+            return self.q(x), self.k(x)
+
+
+def test_no_tensor_at_all_is_refused_as_by_one():
+    texts = []
+    for options in ({}, {"threads": 1}):
+        _, sparse = compiled(WithoutLooking, **options)
+        with pytest.raises(Exception) as refused:
+            sparse(None)
+        texts.append(str(refused.value))
+    assert texts[0] == texts[1]
+
+
 def test_torch_compile_sees_each():
     model, sparse = compiled()
     same(torch.compile(sparse, fullgraph=True, backend="eager")(X), model(X))
