@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 from .epilogues import ACTIVATIONS, apply, is_epilogue, joins
 from .ops import QUICK, _check, is_watched, linear, linear_fused, linears, mlp
@@ -197,13 +198,21 @@ def _short_mlp(  # type: ignore[no-untyped-def]
     return x, *weights, residual, out, threads, activation, more
 
 
+def _knows_no_lists() -> bool:
+    """Whether what watches the calls refuses lists of tensors: torch.jit.trace and vmap do."""
+    if is_compiling():
+        return False
+    by_jit = torch._C._get_tracing_state() is not None
+    return by_jit or torch._C._are_functorch_transforms_active()
+
+
 def _quick(operator: Any, no_grad: Any, short: Callable[..., tuple], apart: Callable) -> Callable:
     """What calls ``operator``, by the overload that costs less where that gives the same."""
     run_no_grad = no_grad._op
 
     def run(*arguments: Any) -> Any:
         if is_watched(arguments[0]):
-            return operator(*arguments)
+            return (apart if _knows_no_lists() else operator)(*arguments)
         if _wants_gradient(arguments):
             return apart(*arguments)
         return run_no_grad(*short(*arguments))

@@ -94,8 +94,10 @@ def may_write(graph_module: fx.GraphModule, node: fx.Node) -> bool:
         known = known or find_module(module, torch.float32) is not None
         is_pure = known and not has_hooks(module) and not next(module.children(), None)
         return not is_pure or bool(getattr(module, "inplace", False))
-    if node.op == "call_method":
-        return _updates(str(target))
+    if (
+        node.op == "call_method"
+    ):  # what a tensor has not is the method of an argument of another type
+        return _updates(str(target)) or not hasattr(torch.Tensor, str(target))
     if node.op != "call_function" or target in (linear_with, mlp_with, stand_in):
         return False
     if isinstance(target, torch._ops.OpOverload):

@@ -11,7 +11,7 @@ from torch import fx
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fxsparse import ops
-from fxsparse.fused import linear_with, mlp_with
+from fxsparse.fused import linear_with, mlp_with, order
 
 from .activations import activation
 from .calls import can_move, check_rewritten, is_used_once, linear_call
@@ -56,7 +56,7 @@ def _activate(graph_module: fx.GraphModule, node: fx.Node) -> bool:
         return False
     sizes = (call.out_features, call.in_features, call.dtype, call.threads)
     args = (call.x, call.packed, call.bias, None, *sizes, name)
-    return _fuse(graph_module, node.args[0], node, ops.linear_fused, args)
+    return _fuse(graph_module, node.args[0], node, ops.linear_fused, args, {})
 
 
 def _combine(graph_module: fx.GraphModule, node: fx.Node) -> bool:
@@ -67,7 +67,8 @@ def _combine(graph_module: fx.GraphModule, node: fx.Node) -> bool:
         if other.op == "get_attr":  # type: ignore[union-attr]
             continue  # a constant does not have the shape of a result but for one size of batch
         fused = _with_other(y, other, name)
-        if fused is not None and _fuse(graph_module, y, node, *fused):
+        kwargs = order(other_first=other is node.args[0])
+        if fused is not None and _fuse(graph_module, y, node, *fused, kwargs):
             return True
     return False
 
@@ -98,14 +99,19 @@ def _with_other(y: Any, other: Any, name: str) -> tuple[Callable, tuple] | None:
 
 
 def _fuse(
-    graph_module: fx.GraphModule, y: Any, node: fx.Node, function: Callable, args: tuple
+    graph_module: fx.GraphModule,
+    y: Any,
+    node: fx.Node,
+    function: Callable,
+    args: tuple,
+    kwargs: dict[str, Any],
 ) -> bool:
     """Put one call in the place of ``node`` and of ``y``, which it uses."""
     if not is_used_once(y) or not can_move(graph_module, y, node):
         return False
     graph = graph_module.graph
     with graph.inserting_before(node):
-        new = graph.call_function(function, args)
+        new = graph.call_function(function, args, kwargs)
     node.replace_all_uses_with(new, propagate_meta=False)
     graph.erase_node(node)
     graph.erase_node(y)

@@ -43,9 +43,19 @@ class NoOps(PassBase):
         if has_hooks(module) or "forward" in module.__dict__:
             return False
         if type(module) is nn.Dropout and not self.inference:
-            # In training it gives a copy of x, which is no other thing unless somebody writes to it.
-            return module.p == 0 and not any(may_write(graph_module, user) for user in node.users)
+            # In training it gives a copy of x, which is no other thing unless somebody writes to x or it.
+            return module.p == 0 and not _written_later(graph_module, node)
         return type(module) in (nn.Identity, nn.Dropout)
+
+
+def _written_later(graph_module: fx.GraphModule, node: fx.Node) -> bool:
+    """Whether what comes after ``node`` may write to memory, be it the caller, who is given it."""
+    each = node.next
+    while each.op != "output":
+        if may_write(graph_module, each):
+            return True
+        each = each.next
+    return each in node.users
 
 
 def _function_does_nothing(node: fx.Node) -> bool:

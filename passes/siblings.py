@@ -12,7 +12,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from fxsparse import ops
 
 from .between import operation
-from .calls import can_move, check_rewritten, linear_call
+from .calls import can_move, check_rewritten, linear_call, may_write
 
 #: Views; two of one tensor with the same arguments hold the same.
 _VIEWS = ("flatten", "permute", "reshape", "squeeze", "transpose", "unsqueeze", "view")
@@ -74,7 +74,9 @@ def _can_join(
 def _origin(graph_module: fx.GraphModule, x: fx.Node, reader: fx.Node) -> Hashable:
     """What is equal for inputs that hold the same: the node, or how it is viewed."""
     is_view = x.op in ("call_method", "call_function") and operation(x.target) in _VIEWS
-    if not is_view or x.kwargs or not can_move(graph_module, x, reader):
+    if not is_view or x.kwargs or may_write(graph_module, x):
+        return x
+    if not can_move(graph_module, x, reader):
         return x
     source, *rest = x.args
     assert isinstance(source, fx.Node)

@@ -34,7 +34,7 @@ def _linear_fused(graph: fx.Graph, node: fx.Node) -> None:
     x, packed, bias, other, out_features, in_features, dtype, threads, epilogue = node.args[:9]
     y = _linear(graph, x, packed, bias, out_features, in_features, dtype, threads)
     for step in str(epilogue).split():
-        y = graph.call_function(_COMBINE[step], (y, other)) if step in _COMBINE else _act(y, step)
+        y = _join(graph, node, step, y, other) if step in _COMBINE else _act(y, step)
     node.replace_all_uses_with(y)
 
 
@@ -50,7 +50,7 @@ def _mlp(graph: fx.Graph, node: fx.Node) -> None:
         h = graph.call_function(operator.mul, (active, h))
     y = _linear(graph, h, down, down_bias, out_features, hidden, dtype, threads)
     if residual is not None:
-        y = graph.call_function(operator.add, (y, residual))
+        y = _join(graph, node, "add", y, residual)
     node.replace_all_uses_with(y)
 
 
@@ -64,6 +64,11 @@ def _linears(graph: fx.Graph, node: fx.Node) -> None:
 
 def _linear(graph: fx.Graph, *args: Any) -> fx.Node:
     return graph.call_function(ops.linear, args)
+
+
+def _join(graph: fx.Graph, node: fx.Node, step: str, y: fx.Node, other: Any) -> fx.Node:
+    both = (other, y) if node.kwargs.get("other_first") else (y, other)
+    return graph.call_function(_COMBINE[step], both)
 
 
 def _act(y: fx.Node, activation: str) -> fx.Node:

@@ -131,6 +131,66 @@ class ArgumentGivenAway:
         return q, self.k(x)
 
 
+class KeptInADict:
+    def forward(self, x):
+        kept = {}
+        kept["x"] = x
+        q = self.q(x)
+        self.other(kept)
+        return q, self.k(x)
+
+
+class KeptByTheModule:
+    def forward(self, x):
+        self.kept = x
+        q = self.q(x)
+        self.other()
+        return q, self.k(x)
+
+
+class KeptByAGlobal:
+    def forward(self, x):
+        KEPT[0] = x
+        q = self.q(x)
+        run(self.other, q)
+        return q, self.k(x)
+
+
+class InnerFunction:
+    def forward(self, x):
+        def write():
+            x.mul_(2)
+
+        q = self.q(x)
+        write()
+        return q, self.k(x)
+
+
+class InnerFunctionThatKeeps:
+    def forward(self, x):
+        kept = list()
+
+        def keep(y):
+            kept.append(y)
+
+        keep(x)
+        q = self.q(x)
+        self.other(kept)
+        return q, self.k(x)
+
+
+class InnerFunctionOfAnother:
+    def forward(self, x):
+        size = x.shape[0]
+
+        def view(y):
+            return y.view(size, -1, self.heads)
+
+        self.kept = size
+        q = view(self.q(x))
+        return q, view(self.k(x))
+
+
 class MayLeave:
     def forward(self, x, early):
         q = self.q(x)
@@ -172,6 +232,9 @@ class CallsItsForward:
         return self.q(x), self.k(x)
 
 
+KEPT = [None]
+
+
 def run(module, x):
     return module(x)
 
@@ -188,6 +251,7 @@ PAIR = {"q": ("k",)}
         (AttributesAndShapes, PAIR),
         (Helper, PAIR),
         (InALoop, PAIR),
+        (InnerFunctionOfAnother, PAIR),
         (UnknownOrder, {"q": ("k", "v")}),
         (OneOfTwoPlaces, {"k": ("v",)}),
         *[
@@ -195,6 +259,8 @@ PAIR = {"q": ("k",)}
             for cls in (OtherTensor, OtherArguments, Rebound, InPlace, Assigned, Added, WithOut)
         ],
         *[(cls, {}) for cls in (GivenAway, AliasGivenAway, KeptByAnObject, ArgumentGivenAway)],
+        *[(cls, {}) for cls in (KeptInADict, KeptByTheModule, KeptByAGlobal, InnerFunction)],
+        (InnerFunctionThatKeeps, {}),
         *[(cls, {}) for cls in (MayLeave, Conditional, AnotherBlock, Yields)],
         *[(cls, {}) for cls in (HandsAChildOn, CallsItsForward)],
     ],

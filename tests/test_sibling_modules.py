@@ -256,6 +256,11 @@ def _forward(sparse):
     sparse.attention.k.forward = lambda x: old(x) + 1
 
 
+def _forward_that_writes(sparse):
+    old = sparse.attention.k.forward
+    sparse.attention.k.forward = lambda x: old(x.mul_(2))
+
+
 def _child(sparse):
     sparse.attention.k = nn.Linear(64, 32)
     sparse.attention.k.weight.data.fill_(0.1)
@@ -272,7 +277,9 @@ def _parent(sparse):
     sparse.attention.forward = lambda x: (sparse.attention.q(x), sparse.attention.k(x.mul_(2)))
 
 
-@pytest.mark.parametrize("change", [_hook, _pre_hook, _forward, _child, _class, _parent])
+@pytest.mark.parametrize(
+    "change", [_hook, _pre_hook, _forward, _forward_that_writes, _child, _class, _parent]
+)
 @pytest.mark.parametrize("copied", [False, True])
 def test_what_was_changed_since_runs_as_it_is_now(change, copied):
     model, sparse = compiled()
@@ -339,6 +346,39 @@ def test_threads_do_not_see_each_other():
     for worker in workers:
         worker.join()
     same(got, expected)
+
+
+def test_torch_jit_records_each():
+    model, sparse = compiled()
+    traced = torch.jit.trace(sparse, X, check_trace=False)
+    assert str(traced.inlined_graph).count("fxsparse::linear(") == 4
+    same(traced(X + 1), model(X + 1))
+
+
+def test_vmap_maps_each():
+    class Sum(Attention):
+        def forward(self, x, cache=None):
+            return self.q(x).sum(-1) + self.k(x).sum(-1) + self.v(x).sum(-1)
+
+    model, sparse = compiled(Sum)
+    x = torch.randn(2, 3, 64)
+    same(torch.vmap(sparse)(x), torch.vmap(model)(x))
+
+
+class WithoutLooking(Attention):
+    def forward(self, x, cache=None):
+        if cache is None:
+            return self.q(x), self.k(x)
+
+
+def test_no_tensor_at_all_is_refused_as_by_one():
+    texts = []
+    for options in ({}, {"threads": 1}):
+        _, sparse = compiled(WithoutLooking, **options)
+        with pytest.raises(Exception) as refused:
+            sparse(None)
+        texts.append(str(refused.value))
+    assert texts[0] == texts[1]
 
 
 def test_torch_compile_sees_each():

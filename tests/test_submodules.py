@@ -159,10 +159,16 @@ class Scales(nn.Module):
         super().__init__()
         self.fc = nn.Linear(64, 64)
         self.on, self.scale, self.options = True, 1.0, {"shift": 0.0}
+        self.act = nn.GELU()
 
     def forward(self, x):
-        y = self.fc(x) * self.scale + self.options["shift"]
+        y = self.act(self.scaled(self.fc(x)) + self.options["shift"])
         return y if self.on else -y
+
+    factor = 1.0
+
+    def scaled(self, x):
+        return x * self.scale * self.factor
 
 
 def _off(block):
@@ -186,13 +192,33 @@ def _class(block):
     block.__class__ = type("Other", (Scales,), {"forward": lambda self, x: x})
 
 
-@pytest.mark.parametrize("change", [_off, _scale, _option, _child_forward, _class])
+def _method(block):
+    block.scaled = lambda x: x + 1
+
+
+def _class_attribute(block):
+    block.factor = 3.0
+
+
+def _method_of_the_class(block):
+    type(block).scaled = lambda self, x: x - 1
+
+
+def _form_of_an_activation(block):
+    block.act.approximate = "tanh"
+
+
+CHANGES = [_off, _scale, _option, _child_forward, _class, _method, _class_attribute]
+CHANGES += [_method_of_the_class, _form_of_an_activation]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("copied", [False, True])
 def test_a_submodule_that_was_changed_runs_as_it_is_now(change, copied):
     class Root(nn.Module):
         def __init__(self):
             super().__init__()
-            self.block = Scales()
+            self.block = type("Own", (Scales,), {})()
 
         def forward(self, x, skip=False):
             return x if skip else self.block(x)

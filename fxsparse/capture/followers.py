@@ -29,6 +29,9 @@ _BINDS = (
     *(ast.For, ast.AsyncFor, ast.comprehension, ast.withitem),
 )
 _LEAVES = (ast.Yield, ast.YieldFrom, ast.Await)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+#: Stands for what is no local variable: the module itself, globals.
+_ELSEWHERE = ""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -71,14 +74,23 @@ class _Reader:
         )
         self.uses = sorted(uses, key=_ends)
         arguments = {n.arg for n in nodes if isinstance(n, ast.arg)} - {self.self_name}
-        self.locals = {*arguments, *self._stored(function)}
+        inner = [n for n in nodes if isinstance(n, _FUNCTIONS) and n is not function]
+        self.locals = {*arguments, *self._stored(function), *(each.name for each in inner)}
         #: Where names may be given the memory of others: (place, those names, the others).
-        self.given = [((0, 0), arguments, {""})]  # "" stands for what the caller has
+        self.given: list[tuple[tuple[int, int], set[str], set[str]]] = []
+        reads: dict[str, set[str]] = {}  # by inner functions, of what is not their own
+        for each in inner:
+            own = {n.arg for n in ast.walk(each) if isinstance(n, ast.arg)}
+            arguments -= own
+            reads[each.name] = {*self._names(each)} - own
+            self.given.append((_begins(each), {each.name}, reads[each.name]))
+        self.given.append(((0, 0), arguments, {"the caller's"}))
         for node in nodes:
             if isinstance(node, _BINDS):
-                self.given.append((_begins(node), {*self._stored(node)}, {*self._names(node)}))
+                self.given.append((_begins(node), {*self._given_to(node)}, {*self._names(node)}))
             elif isinstance(node, ast.Call):  # an object may keep what its method is called with
                 names = {*self._names(node)}
+                names |= reads.get(getattr(node.func, "id", ""), set())
                 self.given.append((_begins(node), names, names))
 
     def after(self, use: ast.Attribute) -> list[str]:
@@ -147,7 +159,7 @@ class _Reader:
         memory = self._memory(statement)
         of_x = memory.get(x, {x})
         calls = (node for node in ast.walk(statement) if isinstance(node, ast.Call))
-        names = {name for call in calls for name in self._names(call)}
+        names = {name for call in calls for name in (*self._names(call), self._root(call.func))}
         return any(not of_x.isdisjoint(memory.get(name, {name})) for name in names)
 
     def _memory(self, at: ast.stmt) -> dict[str, set[str]]:
@@ -156,7 +168,7 @@ class _Reader:
         while around is not None and not isinstance(around, _LOOPS):
             around = self.parents.get(id(around))
         end = _ends(around or at)
-        memory = {name: {name} for name in self.locals}
+        memory = {name: {name} for name in (*self.locals, _ELSEWHERE)}
         changed = True
         while changed:
             changed = False
@@ -171,6 +183,20 @@ class _Reader:
         for name in ast.walk(node):
             if isinstance(name, ast.Name) and not isinstance(name.ctx, ast.Load):
                 yield name.id
+
+    def _given_to(self, node: ast.AST) -> Iterator[str]:
+        """The names that a piece of code gives a value, or an attribute or element of them."""
+        yield from self._stored(node)
+        for part in ast.walk(node):
+            is_part = isinstance(part, (ast.Attribute, ast.Subscript))
+            if is_part and not isinstance(getattr(part, "ctx", None), ast.Load):
+                yield self._root(part)
+
+    def _root(self, node: ast.AST) -> str:
+        """The local variable that an expression such as ``a.b[0].c`` begins with."""
+        while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
+            node = node.func if isinstance(node, ast.Call) else node.value
+        return node.id if isinstance(node, ast.Name) and node.id in self.locals else _ELSEWHERE
 
     def _names(self, node: ast.AST) -> Iterator[str]:
         """The names whose values a piece of code uses, without those that only a child is called with, or whose shape

@@ -40,7 +40,9 @@ class SiblingsForward:
             self._find()
         if any(self._hooks) or type(self.owner).forward is not self._forward:
             return False
-        return [*map(self.owner._modules.get, self._names)] == self._linears
+        if [*map(self.owner._modules.get, self._names)] != self._linears:
+            return False
+        return not any("forward" in linear.__dict__ for linear in self._linears)
 
     def _find(self) -> None:
         groups = {

@@ -9,6 +9,7 @@ somebody has hooked or replaced a child since, the class's own forward runs, ove
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import operator
 from collections.abc import Callable, Iterator
@@ -45,7 +46,7 @@ class GraphForward:
         self.__signature__ = signature(self.function)
         below = below_graph(owner, method)
         self.hooks = [getattr(module, hooks) for module in below for hooks in HOOKS]
-        self.state = [_State(owner, True), *(_State(module, False) for module in below)]
+        self.state = [_State(owner, method), *(_State(module) for module in below)]
         self.run = _function(owner, graph)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -96,18 +97,22 @@ _COMMON = frozenset([*torch.nn.Module().__dict__, "forward"])
 
 
 class _State:
-    """What a graph took for granted of one module: its class, children, parameters and attributes.
+    """What a graph took for granted of one module: its class, children, parameters and attributes, and
+    what its method reads of the class.
 
     Whether it is in training matters to dropouts only, which the graph is without: a trace that it
     matters to elsewhere is not trusted."""
 
-    def __init__(self, module: torch.nn.Module, is_owner: bool) -> None:
-        self.module, self.is_owner = module, is_owner
+    def __init__(self, module: torch.nn.Module, method: str = "") -> None:
+        self.module, self.is_owner = module, bool(method)
         self.kind, self.forward = type(module), type(module).forward
         self.is_dropout = self.kind is torch.nn.Dropout
         own = module.__dict__
         containers: list[Any] = [own["_modules"]]
         self.attributes: list[tuple[str, Any]] = []
+        self.of_class: list[tuple[str, Any]] = []
+        if self.kind is torch.nn.GELU:
+            self.attributes = [("approximate", module.approximate)]
         # A module of torch runs itself, or its node has all that it needs of it.
         if not self.kind.__module__.startswith(("torch.", "fxsparse.")):
             self.attributes = [
@@ -115,6 +120,8 @@ class _State:
                 for name, value in own.items()
                 if name not in _COMMON and not isinstance(value, WeightView)
             ]
+            names = _class_reads(self.kind, method or "forward")  # type: ignore[arg-type]
+            self.of_class = [(name, getattr(self.kind, name)) for name in names if name not in own]
             kinds = (list, dict, set)
             containers += [own["_parameters"], *(v for _, v in self.attributes if type(v) in kinds)]
         self.containers = [(each, tuple(_inside(each))) for each in containers if each]
@@ -131,6 +138,10 @@ class _State:
         for name, value in self.attributes:
             if own.get(name, _COMMON) is not value:
                 return False
+        for name, value in self.of_class:
+            is_own = name in own and type(own[name]) is not GraphForward
+            if is_own or getattr(self.kind, name, None) is not value:
+                return False
         for container, then in self.containers:
             now = _inside(container)
             if len(now) != len(then) or not all(map(operator.is_, now, then)):
@@ -144,6 +155,21 @@ class _State:
         result.attributes = copy.deepcopy(self.attributes, memo)
         result.containers = copy.deepcopy(self.containers, memo)
         return result
+
+
+@functools.lru_cache(maxsize=1024)
+def _class_reads(kind: type, method: str) -> tuple[str, ...]:
+    """What a method names of its class, itself or through other methods. Without class methods: they are
+    another object each time."""
+    held = {name for base in kind.__mro__ for name in vars(base)}
+    held.difference_update(dir(torch.nn.Module))
+    found, new = {method}, [method]
+    while new:
+        code = getattr(getattr(kind, new.pop(), None), "__code__", None)
+        named = held.intersection(code.co_names) - found if code is not None else set()
+        new += named
+        found |= named
+    return tuple(name for name in found - {method} if getattr(kind, name) is getattr(kind, name))
 
 
 def _inside(container: Any) -> Any:

@@ -77,7 +77,8 @@ class Run:
 
     def output(self, member: SparseLinear, x: torch.Tensor) -> torch.Tensor | None:
         """What ``member`` gives for ``x``, where it was computed or can be together with others."""
-        if x is self.x and (place := self.group.places.get(member)) and self._is_as_it_was(x):
+        is_known = x is self.x and x is not None
+        if is_known and (place := self.group.places.get(member)) and self._is_as_it_was(x):
             output, self.outputs[place] = self.outputs[place], None
             if output is not None:
                 if place == len(self.outputs) - 1:

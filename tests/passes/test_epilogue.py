@@ -1,9 +1,12 @@
 """Activations, residuals and gates move into the call of the multiply that they follow."""
 
+import pickle
+
 import pytest
 import torch
 import torch.nn.functional as F
 from fusing import calls, fused
+from fxsparse.passes.chain import Chain
 from fxsparse.passes.epilogue import Epilogue
 from torch import nn
 
@@ -139,6 +142,34 @@ def test_what_is_added_may_be_of_another_shape_or_type(name):
         sparse = fused(model, Epilogue)
         assert calls(sparse)[0].startswith("linear_with")
         torch.testing.assert_close(sparse(x, other), model(x, other))
+
+
+@pytest.mark.parametrize("form", ["to_sparse", "to_sparse_csr"])
+def test_what_is_added_may_be_of_a_sparse_layout(form):
+    model, x = Joined(lambda m, x, y: y + x), torch.randn(5, 64)
+    sparse = fused(model, Epilogue)
+    other = getattr(torch.randn(5, 64).relu(), form)()
+    with torch.no_grad():
+        torch.testing.assert_close(sparse(x, other), model(x, other))
+
+
+ORDERS = {
+    "x + y": lambda m, x, y: x + y,
+    "y + x": lambda m, x, y: y + x,
+    "x * act(y)": lambda m, x, y: x * F.relu(y),
+    "x + mlp(x)": lambda m, x, y: x + m.down(F.relu(y)),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize("capture", ["trace", "export"])
+def test_a_result_lies_in_memory_as_the_first_of_the_two(name, capture):
+    model, x = Then(ORDERS[name], down=nn.Linear(64, 64)), torch.randn(3, 64, 5).transpose(1, 2)
+    sparse = fused(model, Chain, Epilogue, example_inputs=(x,), capture=capture)
+    assert calls(sparse)[0].split()[0] in ("linear_with", "mlp_with")
+    for compiled in (sparse, pickle.loads(pickle.dumps(sparse)), fxsparse.to_dense(sparse)):
+        same(compiled, model, x)
+        assert compiled(x).stride() == model(x).stride()
 
 
 LEFT = {

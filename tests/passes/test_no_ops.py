@@ -49,12 +49,27 @@ def test_functions(dropout):
         assert len(calls(NoOps(False)(_graph(dropout)).graph_module)) == 2
 
 
-def test_a_dropout_whose_copy_is_written_to_stays():
-    graph = fx.Graph()
-    x = graph.placeholder("x")
-    graph.output(graph.call_method("relu_", (graph.call_module("drop", (x,)),)))
-    module = fx.GraphModule({"drop": nn.Dropout(0)}, graph)
-    assert not NoOps(False)(module).modified
+WRITTEN = {
+    "the copy": lambda x, y: (y.relu_(),),
+    "a view of the copy": lambda x, y: (x + 1, y.view(-1).exp_()),
+    "x": lambda x, y: (x.relu_(), y + 1),
+    "by the caller": lambda x, y: (x, y),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_dropout_whose_copy_or_x_is_written_to_stays(name):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.drop = nn.Dropout(0)
+
+        def forward(self, x):
+            return WRITTEN[name](x, self.drop(x))
+
+    traced = fx.symbolic_trace(Model())
+    assert not NoOps(False)(traced).modified
+    assert NoOps(True)(traced).modified
 
 
 class Output(nn.Module):

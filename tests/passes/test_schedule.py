@@ -206,6 +206,7 @@ aten = torch.ops.aten
 WRITES = {
     "a method": (lambda graph, x: graph.call_method("add_", (x, 1)), True),
     "a method that computes": (lambda graph, x: graph.call_method("add", (x, 1)), False),
+    "somebody's method": (lambda graph, x: graph.call_method("bump", (x, x)), True),
     "a special method": (lambda graph, x: graph.call_method("__add__", (x, 1)), False),
     "a special method that updates": (lambda graph, x: graph.call_method("__iadd__", (x, 1)), True),
     "a function": (lambda graph, x: graph.call_function(torch.relu_, (x,)), True),

@@ -79,6 +79,14 @@ def test_a_view_from_before_a_write_is_another_input():
     same(sparse, model, torch.randn(64, 64))
 
 
+def test_a_view_in_place_changes_the_input_of_the_next():
+    model = Several(lambda m, x: (m.a(x.unsqueeze_(0)), m.b(x.unsqueeze(0))))
+    sparse = fused(model, Siblings)
+    assert "linears" not in calls(sparse)
+    x = torch.randn(5, 64)
+    torch.testing.assert_close(sparse(x.clone()), model(x.clone()))
+
+
 def test_other_caps_on_threads_and_dtypes_stay_apart():
     model = Several(lambda m, x: (m.a(x), m.b(x), m.c(x)))
     sparse = fused(model, Siblings, threads={"b.weight": 2})
