@@ -32,7 +32,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from .epilogues import ACTIVATIONS, apply, is_epilogue, joins
-from .ops import QUICK, _check, is_watched, linear, linear_fused, linears, mlp
+from .ops import QUICK, _fake_linear, is_watched, linear, linear_fused, linears, mlp
 
 
 def _check_same(what: str, other: Tensor, y: Tensor) -> None:
@@ -43,18 +43,9 @@ def _check_same(what: str, other: Tensor, y: Tensor) -> None:
         )
 
 
-def _fake_linear(
-    x: Tensor, packed: Tensor, bias: Tensor | None, out: int, features: int, dtype: torch.dtype
-) -> Tensor:
-    _check("x", x, packed, features, dtype)
-    if bias is not None:
-        _check("bias", bias, packed, out, dtype)
-    return x.new_empty((*x.shape[:-1], out))
-
-
 @torch.library.register_fake("fxsparse::linear_fused")
 def _fake_linear_fused(x, packed, bias, other, out, features, dtype, threads, epilogue, more=False):  # type: ignore[no-untyped-def]
-    y = _fake_linear(x, packed, bias, out, features, dtype)
+    y = _fake_linear(x, packed, bias, out, features, dtype, threads)
     if not is_epilogue(epilogue):
         raise ValueError(f"expected an epilogue of {list(ACTIVATIONS)}, got {epilogue!r}")
     if joins(epilogue) != (other is not None):
@@ -72,7 +63,7 @@ def _fake_linears(x, packed, biases, outs, features, dtype, threads, more=False)
             f"{len(biases)}, {len(outs)}, {len(packed)}"
         )
     return [
-        _fake_linear(x, weight, bias, out, features, dtype)
+        _fake_linear(x, weight, bias, out, features, dtype, threads)
         for weight, bias, out in zip(packed, biases, outs)
     ]
 
@@ -87,9 +78,9 @@ def _fake_mlp(  # type: ignore[no-untyped-def]
     if gate_bias is not None and gate is None:
         raise ValueError("expected gate_bias with gate alone, got it without one")
     if gate is not None:
-        _fake_linear(x, gate, gate_bias, hidden, features, dtype)
-    middle = _fake_linear(x, up, up_bias, hidden, features, dtype)
-    y = _fake_linear(middle, down, down_bias, out, hidden, dtype)
+        _fake_linear(x, gate, gate_bias, hidden, features, dtype, threads)
+    middle = _fake_linear(x, up, up_bias, hidden, features, dtype, threads)
+    y = _fake_linear(middle, down, down_bias, out, hidden, dtype, threads)
     if residual is not None:
         _check_same("residual", residual, y)
     return y
