@@ -33,22 +33,18 @@ from workloads import Workload
 
 import fxsparse
 
-HEAD = "lm_head"
-
 
 def contenders(work: Workload, dense: nn.Module, args: argparse.Namespace) -> dict[str, nn.Module]:
     """The forms of a pruned model that are timed."""
     options = {"batch_hint": work.hint, "threads": 1, "min_elements": 0}
-    if work.dense_head:
-        options["exclude"] = [f"{HEAD}.*"]
+    options["exclude"] = [f"{path}.*" for path in work.kept]
     sparse = fxsparse.compile(dense, **options)
     made = {"eager": dense, "fxsparse": sparse}
     if work.inputs is not None:
         made["exported"] = fxsparse.compile(
             dense, work.inputs, capture="export", verify=False, **options
         )
-    kept = (HEAD,) if work.dense_head else ()
-    made["without linears"] = workloads.without_linears(dense, kept)
+    made["without linears"] = workloads.without_linears(dense, work.kept)
     if args.compile and work.more == 1:
         made["eager, torch.compile"] = torch.compile(dense)
         for form in ("fxsparse", "exported"):
@@ -86,18 +82,12 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, object]]:
 def measure_model(
     model: str, make: Callable[[], nn.Module], sparsity: float, args: argparse.Namespace
 ) -> Iterator[dict[str, object]]:
-    for with_head in (False, True):
-        works = [
-            work
-            for work in workloads.workloads()
-            if work.model == model and work.dense_head != with_head
-        ]
-        if not works:
-            continue
-        kept = (HEAD,) if not with_head else ()
+    works = [work for work in workloads.workloads() if work.model == model]
+    for kept in sorted({work.kept for work in works}, reverse=True):
         dense = workloads.prune(make(), sparsity, kept).requires_grad_(False)
         for work in works:
-            yield measure_workload(work, dense, sparsity, args)
+            if work.kept == kept:
+                yield measure_workload(work, dense, sparsity, args)
 
 
 def measure_workload(

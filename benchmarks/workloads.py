@@ -35,6 +35,11 @@ class Workload:
     dense_head: bool = False
     inputs: dict[str, object] | None = None  # for torch.export
 
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The linears that stay dense."""
+        return ("lm_head",) if self.dense_head else ()
+
 
 class Missing(Exception):
     """A package is not installed."""
