@@ -1,5 +1,6 @@
 """Models of which single passes are tried, and how their graphs read."""
 
+import torch
 from fxsparse.passes import schedule
 from pruned import prune
 from torch import fx, nn
@@ -27,3 +28,18 @@ def calls(graph_module: fx.GraphModule) -> list[str]:
             words = [word for word in node.args if isinstance(word, str)]
             found.append(" ".join([name, *words]))
     return found
+
+
+def same(sparse, model, x, **tolerances) -> None:
+    torch.testing.assert_close(sparse(x), model(x), equal_nan=True, **tolerances)
+
+
+def same_values(sparse, model, rows: int, dtype: torch.dtype, tolerance: float) -> None:
+    """Both give the same for strided rows of 64 values, with NaN and Inf among them, too;
+    ``tolerance`` is that of 16 bits."""
+    x = torch.randn(64, rows).to(dtype).t()
+    close = {"rtol": tolerance, "atol": tolerance} if dtype.itemsize == 2 else {}
+    same(sparse, model, x, **close)
+    x[0, 3] = float("nan")
+    x[-1, 5] = float("inf")
+    same(sparse, model, x, **close)
